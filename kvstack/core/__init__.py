@@ -1,0 +1,3 @@
+"""
+The shared vocabulary of every room. Pure.
+"""

@@ -1,0 +1,3 @@
+"""
+What a llama-server can do, and what it says. Pure.
+"""

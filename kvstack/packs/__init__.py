@@ -1,0 +1,3 @@
+"""
+Rule packs as data: one TOML file per client.
+"""

@@ -1,0 +1,3 @@
+"""
+The child process: spawned, watched and stopped.
+"""

@@ -1,0 +1,3 @@
+"""
+What a request says, and what the rules do to it. Pure.
+"""

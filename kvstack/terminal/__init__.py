@@ -1,0 +1,3 @@
+"""
+What a person sees and types.
+"""
