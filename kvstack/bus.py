@@ -1,0 +1,96 @@
+"""
+The bus: an event is reduced into the Snapshot, then handed to whoever listens.
+
+Publishing never waits.  A reader that is too slow loses its oldest events and sees how many; the Snapshot is always
+whole.  Everything here belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+
+from kvstack.core.events import Event
+from kvstack.core.snapshot import Snapshot, reduce
+
+__all__ = ["Bus", "Subscription"]
+
+
+class Bus:
+    """
+    Takes events, keeps the Snapshot, feeds the subscriptions.
+
+    Attributes:
+        snapshot: The stack as of the last event.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._subscriptions: set[Subscription] = set()
+
+    def publish(self, event: Event) -> None:
+        """
+        Reduce *event* into the Snapshot, then put it into every subscription.
+        """
+        self.snapshot = reduce(self.snapshot, event)
+        for subscription in self._subscriptions:
+            subscription._put(event)
+
+    def subscribe(self, maxsize: int = 1000) -> Subscription:
+        """
+        Begin to listen.  The subscription's `snapshot` and its events have no gap between them.
+
+        Args:
+            maxsize: Events that wait for a slow reader; the oldest are dropped beyond it.
+        """
+        subscription = Subscription(self, maxsize)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def _drop(self, subscription: Subscription) -> None:
+        self._subscriptions.discard(subscription)
+
+
+class Subscription:
+    """
+    An async iterator of events; a context manager that ends the listening.
+
+    Attributes:
+        snapshot: The Snapshot at the moment of subscribing.
+        dropped: Events that this reader was too slow for.
+    """
+
+    def __init__(self, bus: Bus, maxsize: int) -> None:
+        self.snapshot = bus.snapshot
+        self.dropped = 0
+        self._bus = bus
+        self._events: deque[Event] = deque(maxlen=maxsize)
+        self._wake = asyncio.Event()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            self._wake.clear()
+            await self._wake.wait()
+        return self._events.popleft()
+
+    def close(self) -> None:
+        """
+        Stop listening.
+        """
+        self._bus._drop(self)
+
+    def _put(self, event: Event) -> None:
+        if len(self._events) == self._events.maxlen:
+            self.dropped += 1
+        self._events.append(event)
+        self._wake.set()

@@ -1,0 +1,277 @@
+"""
+One stack's files: run file, lock and raw log in the state directory; what may be made again in the cache directory.
+
+```
+<state>/kvstack/NAME/run.json    who runs, where, and the token that acts on it (mode 0600)
+<state>/kvstack/NAME/lock        held for the life of the stack
+<state>/kvstack/NAME/server.log  the llama-server's output as it came, and server.log.1, .2, ... before it
+<cache>/kvstack/                 assembled models, prefix snapshots, probed binaries
+```
+
+`KVSTACK_STATE_DIR` and `KVSTACK_CACHE_DIR` replace the two directories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import filelock
+import platformdirs
+
+from kvstack.errors import AlreadyRunning, KvstackError
+
+__all__ = ["RawLog", "RunDir", "RunFile", "cache_dir", "names", "new_token", "state_dir"]
+
+LOG_BYTES = 16 * 1024 * 1024
+LOG_FILES_KEPT = 3
+
+
+def state_dir() -> Path:
+    """
+    Where stacks keep their run files and logs.
+    """
+    override = os.environ.get("KVSTACK_STATE_DIR")
+    return Path(override).absolute() if override else platformdirs.user_state_path("kvstack", appauthor=False)
+
+
+def cache_dir() -> Path:
+    """
+    Where kvstack keeps what it can make again.
+    """
+    override = os.environ.get("KVSTACK_CACHE_DIR")
+    return Path(override).absolute() if override else platformdirs.user_cache_path("kvstack", appauthor=False)
+
+
+def new_token() -> str:
+    """
+    A fresh secret for the routes that act.
+    """
+    return secrets.token_urlsafe(24)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """
+    What another terminal needs to find and to trust a running stack.
+
+    Attributes:
+        name: The stack's name.
+        pid: Process id of kvstack.
+        started_s: Start time of that process as the system gives it, in seconds since the epoch: a pid alone may be
+            somebody else's by now.
+        proxy_url: Base URL of the proxy and the control routes.
+        token: Secret for the routes that act.
+        config_path: The config file, absolute.
+        log_path: The raw log of the llama-server.
+        version: Version of kvstack.
+        server_pid: Process id of the llama-server, or None (attached, or between two starts).
+        server_started_s: Its start time.
+        server_argv0: Its program, as it was started.
+    """
+
+    name: str
+    pid: int
+    started_s: float
+    proxy_url: str
+    token: str
+    config_path: str
+    log_path: str
+    version: str
+    server_pid: int | None = None
+    server_started_s: float | None = None
+    server_argv0: str | None = None
+
+    def to_json(self) -> str:
+        """
+        The file's text.
+        """
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RunFile | None:
+        """
+        Read a run file's text.
+
+        Returns:
+            None if the text is none that any kvstack wrote (half written by a full disk, edited by hand).
+        """
+        try:
+            data: Any = json.loads(text)
+        except ValueError:
+            return None
+        if not isinstance(data, dict):
+            return None
+        known = {field.name for field in fields(cls)}
+        try:
+            run = cls(**{key: value for key, value in data.items() if key in known})
+        except TypeError:
+            return None
+        texts = (run.name, run.proxy_url, run.token, run.config_path, run.log_path, run.version)
+        numbers = (run.started_s, *(x for x in (run.server_pid, run.server_started_s) if x is not None))
+        sound = (
+            all(isinstance(text, str) for text in texts)
+            and isinstance(run.pid, int)
+            and all(isinstance(number, int | float) for number in numbers)
+        )
+        return run if sound else None
+
+
+class RunDir:
+    """
+    The directory of one stack, by name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.path = state_dir() / name
+        self.log_path = self.path / "server.log"
+        self._run_path = self.path / "run.json"
+        self._lock = filelock.FileLock(self.path / "lock", blocking=False)
+
+    def lock(self) -> None:
+        """
+        Take the stack's lock, for as long as this process lives or until `unlock`.
+
+        Raises:
+            AlreadyRunning: Another kvstack holds it.
+            KvstackError: The directory cannot be made or written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock.acquire()
+        except filelock.Timeout:
+            other = self.read()
+            fact = f"pid {other.pid}, {other.proxy_url}, {other.config_path}" if other else str(self.path / "lock")
+            raise AlreadyRunning(
+                f"A stack named {self.name!r} is running already",
+                fact,
+                f"See it with `kvstack status {self.name}`, end it with `kvstack down {self.name}`, "
+                "or start this one under another name: `--set name=...`.",
+            ) from None
+        except OSError as error:
+            raise KvstackError(
+                "The state directory cannot be used",
+                f"{self.path}: {error.strerror or error}",
+                "Make it writable, or set KVSTACK_STATE_DIR to a directory that is.",
+            ) from None
+
+    def unlock(self) -> None:
+        """
+        Give the lock back.
+        """
+        self._lock.release(force=True)
+
+    def read(self) -> RunFile | None:
+        """
+        The run file, or None if there is none that can be read.
+        """
+        try:
+            return RunFile.from_json(self._run_path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def write(self, run: RunFile) -> None:
+        """
+        Replace the run file at once: a reader sees the old text or the new one.
+        """
+        temporary = self._run_path.with_suffix(f".{os.getpid()}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(run.to_json())
+        temporary.replace(self._run_path)
+
+    def set_server(self, pid: int | None, started_s: float | None, argv0: str | None) -> None:
+        """
+        Note which llama-server is ours now, so that a later `up` can find what a killed run left.
+        """
+        run = self.read()
+        if run is not None:
+            self.write(replace(run, server_pid=pid, server_started_s=started_s, server_argv0=argv0))
+
+    def clear(self) -> None:
+        """
+        Remove the run file: the stack ended in order.
+        """
+        self._run_path.unlink(missing_ok=True)
+
+
+def names() -> list[str]:
+    """
+    Names of all stacks that have a run file, running or not, in alphabetical order.
+    """
+    return sorted(path.parent.name for path in state_dir().glob("*/run.json"))
+
+
+class RawLog:
+    """
+    The llama-server's output, byte for byte, rotated by size.
+
+    Written by the pump threads.  A log that cannot be written is a pity, a child that waits for it would be a fault:
+    writing never raises, and what was lost is counted.
+
+    Attributes:
+        lost_bytes: Bytes that could not be written.
+    """
+
+    def __init__(self, path: Path, max_bytes: int = LOG_BYTES, kept: int = LOG_FILES_KEPT) -> None:
+        self.path = path
+        self.lost_bytes = 0
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._mutex = threading.Lock()
+        self._file: BinaryIO | None = None
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        """
+        Append *data*.
+        """
+        with self._mutex:
+            try:
+                if self._file is None:
+                    self._open()
+                assert self._file is not None
+                if self._size and self._size + len(data) > self._max_bytes:
+                    self._rotate()
+                self._file.write(data)
+                self._size += len(data)
+            except OSError:
+                self.lost_bytes += len(data)
+
+    def close(self) -> None:
+        """
+        Close the file; a later write opens it again.
+        """
+        with self._mutex:
+            self._close()
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Unbuffered: `logs -f` and a person's own `tail` see a line when the server wrote it.
+        self._file = self.path.open("ab", buffering=0)
+        self.path.chmod(0o600)
+        self._size = self.path.stat().st_size
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        self._file = None
+
+    def _rotate(self) -> None:
+        self._close()
+        oldest = self.path.with_name(f"{self.path.name}.{self._kept}")
+        oldest.unlink(missing_ok=True)
+        for number in range(self._kept - 1, 0, -1):
+            older = self.path.with_name(f"{self.path.name}.{number}")
+            if older.exists():
+                older.replace(self.path.with_name(f"{self.path.name}.{number + 1}"))
+        self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        self._open()
