@@ -71,7 +71,9 @@ class Subscription:
     def __enter__(self) -> Subscription:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __aiter__(self) -> Subscription:
