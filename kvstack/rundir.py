@@ -108,19 +108,21 @@ class RunFile:
             return None
         if not isinstance(data, dict):
             return None
-        known = {field.name for field in fields(cls)}
+        kinds: dict[str, tuple[type, ...]] = {
+            "pid": (int,),
+            "started_s": (int, float),
+            "server_pid": (int, type(None)),
+            "server_started_s": (int, float, type(None)),
+            "server_argv0": (str, type(None)),
+        }
+        # A newer kvstack may add fields; a missing or mistyped one is no run file of ours.
+        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        if not all(isinstance(value, kinds.get(name, (str,))) for name, value in known.items()):
+            return None
         try:
-            run = cls(**{key: value for key, value in data.items() if key in known})
+            return cls(**known)
         except TypeError:
             return None
-        texts = (run.name, run.proxy_url, run.token, run.config_path, run.log_path, run.version)
-        numbers = (run.started_s, *(x for x in (run.server_pid, run.server_started_s) if x is not None))
-        sound = (
-            all(isinstance(text, str) for text in texts)
-            and isinstance(run.pid, int)
-            and all(isinstance(number, int | float) for number in numbers)
-        )
-        return run if sound else None
 
 
 class RunDir:
@@ -240,8 +242,11 @@ class RawLog:
                 assert self._file is not None
                 if self._size and self._size + len(data) > self._max_bytes:
                     self._rotate()
-                self._file.write(data)
-                self._size += len(data)
+                view = memoryview(data)
+                while view:  # unbuffered: a nearly full disk takes a part
+                    written = self._file.write(view)
+                    self._size += written
+                    view = view[written:]
             except OSError:
                 self.lost_bytes += len(data)
 

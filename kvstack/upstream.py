@@ -226,6 +226,8 @@ class Upstream:
     def _request(self, method: str, target: bytes, headers: Headers, body: bytes) -> httpx.Request:
         url = self._base.copy_with(raw_path=target)
         pairs = [(b"host", self._base.netloc), *headers]
+        if not body and method in {"POST", "PUT", "PATCH"}:
+            pairs.append((b"content-length", b"0"))  # httpx leaves it out for an empty body; some servers wait then
         # Built directly: a client's own request() would add headers of its own.
         request = httpx.Request(method, url, headers=pairs, content=body or None)
         request.extensions["timeout"] = self._client.timeout.as_dict()

@@ -1,0 +1,36 @@
+"""
+The ASGI application: control routes first, everything else to the upstream.
+"""
+
+from __future__ import annotations
+
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvstack.proxy.control import Controlled, control_routes
+from kvstack.proxy.forward import Forward
+
+__all__ = ["make_app"]
+
+
+def make_app(forward: Forward, stack: Controlled, token: str) -> ASGIApp:
+    """
+    Compose the application.
+
+    Args:
+        forward: Serves what is not ours.
+        stack: What the control routes show and act upon.
+        token: Secret for the control routes that act.
+    """
+    control = Router(control_routes(stack, token), redirect_slashes=False)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        if path == "/kvstack" or path.startswith("/kvstack/"):
+            await control(scope, receive, send)
+        else:
+            await forward(scope, receive, send)
+
+    return app

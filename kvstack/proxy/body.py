@@ -1,0 +1,154 @@
+"""
+A request's body: read with a limit, decoded if the client compressed it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import brotli
+import zstandard
+from starlette.types import Receive
+
+__all__ = ["BodyError", "ClientGone", "decode_body", "read_body"]
+
+
+class ClientGone(Exception):
+    """
+    The client closed the connection.
+    """
+
+
+class BodyError(Exception):
+    """
+    The body cannot be used.
+
+    Attributes:
+        status: HTTP status that says why.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    """
+    Read the whole body.
+
+    Raises:
+        BodyError: It is larger than *max_bytes* (413).
+        ClientGone: The client left before its end.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
+        if size > max_bytes:
+            raise BodyError(413, _too_large(max_bytes))
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def decode_body(body: bytes, encodings: str, max_bytes: int) -> bytes:
+    """
+    Undo a `Content-Encoding`.
+
+    Args:
+        body: The body as it came.
+        encodings: The header's value: names in the order in which they were applied.
+        max_bytes: Limit of the decoded size; a small body may hide a huge one.
+
+    Raises:
+        BodyError: Unknown encoding (415), broken data (400) or too large (413).
+    """
+    names = [name.strip().lower() for name in encodings.split(",") if name.strip()]
+    for name in reversed(names):
+        if name == "identity":
+            continue
+        decoder = _DECODERS.get(name)
+        if decoder is None:
+            known = ", ".join(sorted(_DECODERS))
+            raise BodyError(415, f"the request's Content-Encoding {name!r} is not known here (known: {known})")
+        try:
+            body = decoder(body, max_bytes)
+        except (zlib.error, brotli.error, zstandard.ZstdError, EOFError) as error:
+            raise BodyError(400, f"the request's body is no valid {name}: {error}") from None
+    return body
+
+
+def _too_large(max_bytes: int) -> str:
+    return f"the request's body is larger than {max_bytes / 1048576:g} MiB (proxy.max_body_mib)"
+
+
+def _inflate(body: bytes, max_bytes: int, window_bits: int) -> bytes:
+    inflater = zlib.decompressobj(window_bits)
+    decoded = inflater.decompress(body, max_bytes)
+    if inflater.unconsumed_tail:
+        raise BodyError(413, _too_large(max_bytes))
+    if not inflater.eof:
+        raise EOFError("it ends too early")
+    return decoded
+
+
+def _gzip(body: bytes, max_bytes: int) -> bytes:
+    return _inflate(body, max_bytes, 16 + zlib.MAX_WBITS)
+
+
+def _deflate(body: bytes, max_bytes: int) -> bytes:
+    # RFC 9110 means the zlib format; some clients send the bare stream.
+    try:
+        return _inflate(body, max_bytes, zlib.MAX_WBITS)
+    except zlib.error:
+        return _inflate(body, max_bytes, -zlib.MAX_WBITS)
+
+
+def _brotli(body: bytes, max_bytes: int) -> bytes:
+    decompressor: Any = brotli.Decompressor()
+    decoded: bytes = decompressor.process(body, output_buffer_limit=max_bytes + 1)
+    if len(decoded) > max_bytes:
+        raise BodyError(413, _too_large(max_bytes))
+    while not decompressor.is_finished():
+        piece: bytes = decompressor.process(b"", output_buffer_limit=max_bytes + 1)
+        if not piece:
+            raise EOFError("it ends too early")
+        decoded += piece
+        if len(decoded) > max_bytes:
+            raise BodyError(413, _too_large(max_bytes))
+    return decoded
+
+
+def _zstd(body: bytes, max_bytes: int) -> bytes:
+    decoded: list[bytes] = []
+    size = 0
+    while body:  # a body may be several frames
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        position = 0
+        while not frame.eof:
+            # Few bytes at a time: four of them can stand for a block of 128 KiB.
+            piece = body[position : position + 512]
+            if not piece:
+                raise EOFError("it ends too early")
+            position += len(piece)
+            decoded.append(frame.decompress(piece))
+            size += len(decoded[-1])
+            if size > max_bytes:
+                raise BodyError(413, _too_large(max_bytes))
+        body = frame.unused_data + body[position:]
+    return b"".join(decoded)
+
+
+_DECODERS: dict[str, Callable[[bytes, int], bytes]] = {
+    "br": _brotli,
+    "deflate": _deflate,
+    "gzip": _gzip,
+    "x-gzip": _gzip,
+    "zstd": _zstd,
+}

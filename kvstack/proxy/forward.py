@@ -1,0 +1,353 @@
+"""
+The streaming pass-through: rules on the way in, a tap on the way out.
+
+The client gets the upstream's bytes as they come; the tap reads along and may lose data, the client may not.  A
+client that leaves, also before the first byte, closes the upstream's connection, which is how llama-server is told.
+If the rules fail, the original bytes are sent: kvstack is never the reason that a request fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from kvstack.core.events import (
+    Event,
+    FirstByteSent,
+    Notice,
+    RequestEnded,
+    RequestForwarded,
+    RequestReceived,
+    RuleHit,
+)
+from kvstack.llama.answers import AnswerTap
+from kvstack.prompt.dialects import api_of
+from kvstack.prompt.rules import Stripped
+from kvstack.proxy.body import BodyError, ClientGone, decode_body, read_body
+from kvstack.proxy.dialect_errors import error_body
+from kvstack.upstream import Stream, Upstream, UpstreamError
+
+__all__ = ["Forward", "Strip"]
+
+Strip = Callable[[bytes, str, list[tuple[str, str]]], Stripped]
+"""Applies the rules: body, path, header pairs."""
+
+RETRY_AFTER_S = 5
+
+# RFC 9110, section 7.6.1, and the headers that HTTP libraries still treat alike.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_REMADE_FOR_UPSTREAM = _HOP_BY_HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
+_SIDE_ROUTES = ("/apply-template", "/tokenize", "/count_tokens", "/input_tokens")
+_PROBED = frozenset({"/", "/health", "/v1/health", "/api/hello"})
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far one request came, for its last event."""
+
+    status: int | None = None
+    answering: bool = False
+    error: str | None = None
+
+
+class Forward:
+    """
+    An ASGI application that hands every request to the upstream.
+
+    Args:
+        upstream: The llama-server.
+        strip: Applies the rules.
+        wait_ready: Waits until the stack is ready, at most so many seconds; says whether it is.
+        publish: Takes events.
+        max_body_bytes: Largest request body.
+        ready_timeout_s: How long a model request waits for the server.
+        cors_origins: Browser origins that may use the proxy.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        strip: Strip,
+        wait_ready: Callable[[float], Awaitable[bool]],
+        publish: Callable[[Event], None],
+        *,
+        max_body_bytes: int,
+        ready_timeout_s: float,
+        cors_origins: tuple[str, ...] = (),
+    ) -> None:
+        self._upstream = upstream
+        self._strip = strip
+        self._wait_ready = wait_ready
+        self._publish = publish
+        self._max_body_bytes = max_body_bytes
+        self._ready_timeout_s = ready_timeout_s
+        self._cors_origins = frozenset(cors_origins)
+        self._numbers = itertools.count(1)
+        self._warned: set[str] = set()
+        self._exchanges: set[asyncio.Task[None]] = set()
+        self.strip_failures = 0
+
+    @property
+    def open_requests(self) -> int:
+        """
+        Exchanges that are under way.
+        """
+        return len(self._exchanges)
+
+    async def close_exchanges(self, grace_s: float) -> None:
+        """
+        Let open exchanges end by themselves, then close them and with them the upstream's connections.
+
+        Args:
+            grace_s: How long they get, in seconds.
+        """
+        waiting = set(self._exchanges)
+        if waiting and grace_s > 0:
+            await asyncio.wait(waiting, timeout=grace_s)
+        for exchange in set(self._exchanges):
+            exchange.cancel()
+        if self._exchanges:
+            await asyncio.wait(set(self._exchanges), timeout=5.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """
+        Serve one request.
+        """
+        method: str = scope["method"]
+        path: str = scope["path"]
+        if method == "HEAD" and (path in _PROBED or api_of(path) is not None):
+            await self._reply(scope, send, 200, b"", "text/plain; charset=utf-8")
+            return
+        if method == "OPTIONS":
+            await self._reply(scope, send, 204, b"", None, self._preflight(scope))
+            return
+        async with asyncio.TaskGroup() as group:
+            exchange = group.create_task(self._exchange(scope, receive, send))
+            self._exchanges.add(exchange)
+            exchange.add_done_callback(self._exchanges.discard)
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        api = api_of(scope["path"])
+        try:
+            body = await self._body(scope, receive)
+        except ClientGone:
+            return
+        except BodyError as error:
+            await self._reply_error(scope, send, api, error.status, str(error))
+            return
+        stripped = self._stripped(body, scope) if api is not None and scope["method"] == "POST" else None
+        counted = stripped is not None and not scope["path"].rstrip("/").endswith(_SIDE_ROUTES)
+        number = next(self._numbers) if counted else None
+        progress = _Progress()
+        cancelled = True
+        try:
+            if stripped is not None and number is not None:
+                self._publish_received(number, scope, stripped)
+            # From here on the client may leave at any time, also while we wait for the server or its first byte.
+            async with asyncio.TaskGroup() as group:
+                work = group.create_task(
+                    self._answer(scope, send, api, stripped.body if stripped else body, number, progress)
+                )
+                watch = group.create_task(_cancel_when_gone(receive, work))
+                work.add_done_callback(lambda _: watch.cancel())
+            cancelled = work.cancelled()
+        finally:
+            if number is not None:
+                failed = progress.error is not None or (progress.status or 0) >= 400
+                self._publish(
+                    RequestEnded(
+                        time.time(),
+                        number,
+                        progress.status,
+                        "cancelled" if cancelled else "failed" if failed else "done",
+                    )
+                )
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        body = await read_body(receive, self._max_body_bytes)
+        encodings = _header(scope, b"content-encoding")
+        if body and encodings and api_of(scope["path"]) is not None:
+            return decode_body(body, encodings, self._max_body_bytes)
+        return body
+
+    def _stripped(self, body: bytes, scope: Scope) -> Stripped | None:
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        try:
+            stripped = self._strip(body, scope["path"], pairs)
+        except Exception as error:  # fail open: whatever it was, the client's own bytes go out
+            self.strip_failures += 1
+            self._warn(f"The rules failed on a request ({type(error).__name__}); it was sent unchanged")
+            return Stripped(body)
+        for warning in stripped.warnings:
+            self._warn(warning)
+        return stripped
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned and len(self._warned) < 1000:
+            self._warned.add(text)
+            self._publish(Notice(time.time(), "warning", text))
+
+    def _publish_received(self, number: int, scope: Scope, stripped: Stripped) -> None:
+        self._publish(
+            RequestReceived(
+                time.time(),
+                number,
+                scope["method"],
+                scope["path"],
+                stripped.api,
+                stripped.client,
+                stripped.conversation,
+                stripped.items,
+                stripped.stream,
+                stripped.ts_removed,
+                stripped.msg_ids_removed,
+                stripped.items_modified,
+                tuple(RuleHit(hit.rule, hit.action, hit.count) for hit in stripped.hits),
+                stripped.side,
+            )
+        )
+
+    async def _answer(
+        self, scope: Scope, send: Send, api: str | None, body: bytes, number: int | None, progress: _Progress
+    ) -> None:
+        if api is not None and not await self._wait_ready(self._ready_timeout_s):
+            progress.status = 503
+            await self._reply_error(scope, send, api, 503, "the llama-server is not ready yet, try again later")
+            return
+        if number is not None:
+            self._publish(RequestForwarded(time.time(), number))
+        target = scope.get("raw_path") or scope["path"].encode()
+        if scope["query_string"]:
+            target += b"?" + scope["query_string"]
+        try:
+            async with self._upstream.open(scope["method"], target, _upstream_headers(scope, api), body) as stream:
+                progress.status = stream.status
+                await self._relay(scope, send, api, stream, number, progress)
+        except UpstreamError as error:
+            progress.error = str(error)
+            if not progress.answering:
+                progress.status = 502 if error.reached else 503
+                happened = "broke off" if error.reached else "cannot be reached"
+                await self._reply_error(scope, send, api, progress.status, f"the llama-server {happened}: {error}")
+            # Else the head is out already: ending here without a last piece makes the server close the connection,
+            # which tells the client that the answer is not whole.
+
+    async def _relay(
+        self, scope: Scope, send: Send, api: str | None, stream: Stream, number: int | None, progress: _Progress
+    ) -> None:
+        content_type = next((value for name, value in stream.headers if name.lower() == b"content-type"), b"")
+        tap = AnswerTap(number, api, content_type.decode("latin-1")) if number is not None else None
+        progress.answering = True
+        await send(
+            {
+                "type": "http.response.start",
+                "status": stream.status,
+                "headers": [*_client_headers(stream.headers), *self._cors(scope)],
+            }
+        )
+        started = False
+        try:
+            async for piece in stream.pieces():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if tap is not None:
+                    tap.feed(piece)
+                    if tap.started and not started and number is not None:
+                        started = True
+                        self._publish(FirstByteSent(time.time(), number))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            if tap is not None:
+                answer = tap.result()
+                progress.error = progress.error or answer.error
+                self._publish(answer)
+
+    async def _reply_error(self, scope: Scope, send: Send, api: str | None, status: int, message: str) -> None:
+        extra = [(b"retry-after", str(RETRY_AFTER_S).encode())] if status == 503 else []
+        await self._reply(scope, send, status, error_body(api, status, message), "application/json", extra)
+
+    async def _reply(
+        self,
+        scope: Scope,
+        send: Send,
+        status: int,
+        body: bytes,
+        content_type: str | None,
+        extra: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
+        headers = [*extra, *self._cors(scope)]
+        if status != 204:
+            headers.append((b"content-length", str(len(body)).encode()))
+        if content_type is not None:
+            headers.append((b"content-type", content_type.encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _cors(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        origin = _header(scope, b"origin")
+        if not origin or not ({origin, "*"} & self._cors_origins):
+            return []
+        return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
+
+    def _preflight(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        if not self._cors(scope):
+            return []
+        wanted = _header(scope, b"access-control-request-headers") or "*"
+        return [
+            (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"),
+            (b"access-control-allow-headers", wanted.encode("latin-1")),
+            (b"access-control-max-age", b"600"),
+        ]
+
+
+async def _cancel_when_gone(receive: Receive, work: asyncio.Task[None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()
+
+
+def _header(scope: Scope, wanted: bytes) -> str:
+    values: list[bytes] = [value for name, value in scope["headers"] if name.lower() == wanted]
+    return b", ".join(values).decode("latin-1")
+
+
+def _named_in_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    """Headers that a `Connection` header declares to be hop-by-hop too."""
+    return {
+        token.strip().lower() for name, value in headers if name.lower() == b"connection" for token in value.split(b",")
+    }
+
+
+def _upstream_headers(scope: Scope, api: str | None) -> list[tuple[bytes, bytes]]:
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    dropped = _REMADE_FOR_UPSTREAM | _named_in_connection(headers)
+    if api is not None:
+        dropped |= {b"content-encoding"}  # the body was decoded
+    kept = [(name, value) for name, value in headers if name.lower() not in dropped]
+    # The answer must come as it is: a tap reads along, and a compressed stream arrives in bursts.
+    return [*kept, (b"accept-encoding", b"identity")]
+
+
+def _client_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    dropped = _HOP_BY_HOP | _named_in_connection(headers)
+    return [
+        (name, value)
+        for name, value in headers
+        if name.lower() not in dropped and not name.lower().startswith(b"access-control-")
+    ]

@@ -1,0 +1,120 @@
+"""
+uvicorn, embedded: our socket, our signals, no log lines and no headers of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import math
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from kvstack.errors import KvstackError, PortTaken
+
+__all__ = ["ProxyServer", "bind"]
+
+KEEP_ALIVE_S = 75
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """
+    Take the proxy's port now, so that a busy one fails in milliseconds instead of after the model's load.
+
+    Raises:
+        PortTaken: Somebody listens there already.
+        KvstackError: The address is none of this machine's, or the port needs rights that we lack.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise KvstackError(
+            "The proxy's address cannot be used", f"proxy.host = {host!r}: {error}", "Set proxy.host to 127.0.0.1."
+        ) from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # On Windows this option would let two programs share the port.
+        if sys.platform != "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno in {errno.EADDRINUSE, getattr(errno, "WSAEADDRINUSE", errno.EADDRINUSE)}:
+            raise PortTaken(
+                f"The proxy's port {port} is taken by another program",
+                f"{host}:{port}: {error.strerror}",
+                "End that program, or choose another port: `--set proxy.port=...`.",
+            ) from None
+        raise KvstackError(
+            "The proxy's port cannot be opened",
+            f"{host}:{port}: {error.strerror}",
+            "Set proxy.host to an address of this machine, and proxy.port to one above 1023.",
+        ) from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Signals are the composition root's: they stop the whole stack in order, not the HTTP server alone.
+        yield
+
+
+class ProxyServer:
+    """
+    Serves an application on a bound socket until told to stop.
+
+    Args:
+        app: The application.
+        listener: A listening socket.
+        grace_s: How long answers may take to end after `stop`, in seconds; they are cut off then.
+    """
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, grace_s: float) -> None:
+        for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
+            logger = logging.getLogger(name)
+            logger.propagate = False
+            if not logger.handlers:
+                logger.addHandler(logging.NullHandler())
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(grace_s) + 1,
+        )
+        self._server = _Server(config)
+        self._listener = listener
+
+    async def run(self) -> None:
+        """
+        Serve until `stop` is called.
+        """
+        await self._server.serve([self._listener])
+
+    async def started(self) -> None:
+        """
+        Wait until connections are accepted.
+        """
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+
+    def stop(self) -> None:
+        """
+        Accept no more, close idle connections, let answers end.
+        """
+        self._server.should_exit = True
