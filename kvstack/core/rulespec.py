@@ -1,0 +1,304 @@
+"""
+The grammar of rule packs and of the user's own rules: what a TOML file may say.
+
+This module checks shapes only; patterns are compiled by `kvstack.prompt`, which reports its findings under the same
+key paths.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from kvstack.core.keylines import key_lines
+from kvstack.errors import ConfigError, Problem
+
+__all__ = [
+    "Action",
+    "BlockSpec",
+    "DetectSpec",
+    "PackSpec",
+    "RulePatch",
+    "RuleSpec",
+    "SideSpec",
+    "Where",
+    "merge_rule",
+    "parse_pack_spec",
+]
+
+Where = Literal["system", "tools", "first user", "user head", "user tail", "message"]
+Action = Literal["drop", "constant", "freeze", "coarsen", "tail", "sticky", "place", "observe"]
+Dialect = Literal["chat", "responses", "messages", "completion"]
+Switch = Literal["strip_message_ids", "strip_timestamps"]
+Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+def _one_or_more(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Patterns = Annotated[tuple[NonEmpty, ...], BeforeValidator(_one_or_more), Field(min_length=1)]
+Literals = Annotated[tuple[NonEmpty, ...], BeforeValidator(_one_or_more)]
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DetectSpec(_Spec):
+    """
+    One sign of a client; everything that it names must be there, and any one sign is enough.
+    """
+
+    header: NonEmpty | None = None
+    """Name of a request header, any case."""
+
+    starts: str = ""
+    """What that header's value begins with; empty: its presence is enough."""
+
+    system: Literals = ()
+    """Literal texts that all stand in the system texts."""
+
+    tools: Literals = ()
+    """Names of tools that are all offered."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DetectSpec:
+        if self.header is None and not self.system and not self.tools:
+            raise ValueError("needs `header`, `system` or `tools`")
+        return self
+
+
+class BlockSpec(_Spec):
+    """
+    A block that a client writes at the head (or tail) of user texts, or as a message of its own.
+    """
+
+    name: Name
+    """What rules call it."""
+
+    pattern: Patterns
+    """How it reads; the first pattern that matches counts."""
+
+    where: Literal["user head", "user tail", "message"] = "user head"
+    """Where it stands."""
+
+    repeat: bool = False
+    """It may stand more than once in a row."""
+
+
+class SideSpec(_Spec):
+    """
+    How to tell a request that is not the main conversation.
+    """
+
+    label: NonEmpty
+    """What it is called: title, memory, heartbeat, cron, ..."""
+
+    where: Literal["system", "first user", "last user"] = "last user"
+    """Which text gives it away."""
+
+    pattern: Patterns
+    """How that text begins (for `system`: a line in it)."""
+
+    tools: bool | None = None
+    """False: only a request without tools; true: only one with tools."""
+
+
+class RuleSpec(_Spec):
+    """
+    One rule, complete.
+    """
+
+    name: Name
+    """Unique name; users extend a rule or switch it off by it."""
+
+    summary: str = ""
+    """One sentence: what it does and why."""
+
+    where: Where
+    """Where its block stands."""
+
+    action: Action
+    """What happens to the target."""
+
+    block: Name | None = None
+    """A block of the pack that the rule works on."""
+
+    pattern: Patterns | None = None
+    """How to recognise the block, if it is not a named one."""
+
+    at: Literal["line", "start", "any"] = "line"
+    """In system, tools and first user texts: a match begins a line, begins the text, or stands anywhere."""
+
+    has: Mapping[str, str] = Field(default_factory=dict)
+    """For JSON blocks: keys that must be there, with what their string value begins with."""
+
+    keys: Literals = ()
+    """For JSON blocks: the target is these keys, at any depth."""
+
+    constant: str = ""
+    """For `constant`: what takes the target's place."""
+
+    text: str = ""
+    """For `tail`, `sticky` and the announcement of `freeze`: what is appended; `{value}` is the target."""
+
+    announce: bool = False
+    """For `freeze`: append the live value once to the newest user text when it changes."""
+
+    unless_in_first_user: bool = False
+    """For `sticky`: simply drop the block if its target stands in the first user text already."""
+
+    dialects: tuple[Dialect, ...] = ("chat", "responses", "messages", "completion")
+    """Where it applies."""
+
+    switch: Switch | None = None
+    """The setting that governs it."""
+
+    any_client: bool = False
+    """It applies whether or not its client was detected."""
+
+    enabled: bool = True
+    """Off: it does nothing."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RuleSpec:
+        if (self.block is None) == (self.pattern is None):
+            raise ValueError("needs either `block` or `pattern`")
+        if self.action == "place" and self.where != "message":
+            raise ValueError("`place` works on a whole message only")
+        if self.where == "message" and self.action not in ("place", "drop", "observe"):
+            raise ValueError("a whole message can be placed, dropped or observed")
+        if self.action == "constant" and not self.constant:
+            raise ValueError("`constant` needs the key `constant`")
+        if self.action in ("tail", "sticky") and self.where == "tools":
+            raise ValueError("text of tools cannot move to a user text")
+        if self.announce and "{value}" not in self.text:
+            raise ValueError("`announce` needs a `text` with {value}")
+        if self.keys and self.action not in ("drop", "sticky", "tail", "observe"):
+            raise ValueError("`keys` can be dropped, moved or observed")
+        return self
+
+
+class RulePatch(_Spec):
+    """
+    A user's rule: a new one, or changes to a packed one of the same name.
+    """
+
+    name: Name
+    """Name of the packed rule to change, or of the new rule."""
+
+    also: Patterns | None = None
+    """Patterns that the packed rule shall recognise as well."""
+
+    summary: str | None = None
+    where: Where | None = None
+    action: Action | None = None
+    block: Name | None = None
+    pattern: Patterns | None = None
+    at: Literal["line", "start", "any"] | None = None
+    has: Mapping[str, str] | None = None
+    keys: Literals | None = None
+    constant: str | None = None
+    text: str | None = None
+    announce: bool | None = None
+    unless_in_first_user: bool | None = None
+    dialects: tuple[Dialect, ...] | None = None
+    switch: Switch | None = None
+    any_client: bool | None = None
+    enabled: bool | None = None
+
+
+class PackSpec(_Spec):
+    """
+    One rule pack: everything known about one client.
+    """
+
+    name: Name
+    """Name of the pack."""
+
+    version: Annotated[int, Field(ge=1)]
+    """Counts up with each change of meaning."""
+
+    client: NonEmpty
+    """What the client is called in status and request lines."""
+
+    detect: tuple[DetectSpec, ...] = ()
+    """How it is recognised."""
+
+    block: tuple[BlockSpec, ...] = ()
+    """Blocks that it writes into user texts."""
+
+    side: tuple[SideSpec, ...] = ()
+    """Requests that are not its main conversation."""
+
+    rule: tuple[RuleSpec, ...] = ()
+    """What is done."""
+
+
+def parse_pack_spec(text: str, source: str) -> PackSpec:
+    """
+    Read a rule pack.
+
+    Raises:
+        ConfigError: It cannot be used; holds all problems found, with key paths and lines.
+    """
+    try:
+        return PackSpec.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(source, [Problem("", f"is no valid TOML: {error}")]) from None
+    except ValidationError as error:
+        raise ConfigError(source, _problems(error.errors(), key_lines(text))) from None
+
+
+def merge_rule(base: RuleSpec | None, patch: RulePatch, path: str) -> tuple[RuleSpec | None, list[Problem]]:
+    """
+    Lay a user's rule over the packed one of the same name, or complete it on its own.
+
+    Args:
+        base: The packed rule, if there is one.
+        patch: The user's rule.
+        path: Key path of the user's rule, for problems.
+
+    Returns:
+        The rule and no problems, or None and what is wrong.
+    """
+    given = patch.model_dump(exclude_none=True, exclude={"also"})
+    known: dict[str, Any] = {"any_client": True} if base is None else base.model_dump()
+    if "pattern" in given:
+        known.pop("block", None)
+    if "block" in given:
+        known.pop("pattern", None)
+    merged = known | given
+    if patch.also is not None:
+        if merged.get("pattern") is None:
+            return None, [Problem(f"{path}.also", "only a rule with a `pattern` can take more of them")]
+        merged["pattern"] = (*merged["pattern"], *patch.also)
+    try:
+        return RuleSpec.model_validate(merged), []
+    except ValidationError as error:
+        found = _problems(error.errors(), {}, prefix=path)
+        if base is None:
+            found.append(Problem(path, f"there is no packed rule {patch.name!r}, so this must be a complete one"))
+        return None, found
+
+
+def _problems(errors: Iterable[ErrorDetails], lines: Mapping[str, int], prefix: str = "") -> list[Problem]:
+    found = []
+    for details in errors:
+        path = ".".join(str(part) for part in details["loc"])
+        line = lines.get(path, lines.get(path.rpartition(".")[0]))
+        match details["type"]:
+            case "extra_forbidden":
+                message = "is no key of a rule pack"
+            case "missing":
+                message = "is missing"
+            case _:
+                message = details["msg"].removeprefix("Value error, ")
+        found.append(Problem(".".join(part for part in (prefix, path) if part), message, line))
+    return sorted(found, key=lambda problem: (problem.line is None, problem.line or 0))

@@ -1,0 +1,331 @@
+"""
+One table: where each API keeps the texts of a prompt.
+
+Everything above this module sees a request as a `Document`: items in prompt order, each with a role and its texts.
+A string and a list with one part of the same text are the same text; ids and `cache_control` are no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from kvstack.prompt.splice import Element, JsonPath, NotJson, locate, skip_space, walk_object
+
+__all__ = ["Api", "Document", "Item", "Role", "Text", "TurnMarkers", "api_of", "read_document", "turn_markers"]
+
+Role = Literal["system", "user", "assistant", "tool", "other"]
+
+
+class Api(StrEnum):
+    """
+    A dialect that a client may speak.
+    """
+
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COMPLETION = "completion"
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """
+    Attributes:
+        items: The key that holds the list of items.
+        system: Top-level keys that hold system texts.
+        prompt: Keys that hold a raw prompt, first one present counts.
+    """
+
+    items: str | None
+    system: tuple[str, ...] = ()
+    prompt: tuple[str, ...] = ()
+
+
+_DIALECTS = {
+    Api.CHAT: _Dialect("messages"),
+    Api.RESPONSES: _Dialect("input", system=("instructions",)),
+    Api.MESSAGES: _Dialect("messages", system=("system",)),
+    Api.COMPLETION: _Dialect(None, prompt=("prompt", "content")),
+}
+
+# llama-server serves most routes with and without /v1; the side routes must see the same text as the main ones.
+_PATHS = {
+    "/chat/completions": Api.CHAT,
+    "/apply-template": Api.CHAT,
+    "/responses": Api.RESPONSES,
+    "/responses/input_tokens": Api.RESPONSES,
+    "/messages": Api.MESSAGES,
+    "/messages/count_tokens": Api.MESSAGES,
+    "/completion": Api.COMPLETION,
+    "/completions": Api.COMPLETION,
+    "/tokenize": Api.COMPLETION,
+}
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_ITEM_ROLES: dict[str, Role] = {
+    "function_call": "assistant",
+    "custom_tool_call": "assistant",
+    "reasoning": "assistant",
+    "function_call_output": "tool",
+    "custom_tool_call_output": "tool",
+}
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+
+
+def api_of(path: str) -> Api | None:
+    """
+    Tell which dialect a request path speaks; None for everything that carries no prompt.
+
+    >>> api_of("/v1/messages?beta=true")
+    <Api.MESSAGES: 'messages'>
+    """
+    path = path.partition("?")[0].rstrip("/")
+    return _PATHS.get(path.removeprefix("/api").removeprefix("/v1"))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnMarkers:
+    """
+    How a chat template marks the turns of a raw prompt.
+
+    Attributes:
+        starts: Literals that open a turn, each with its role.
+        end: Literal that closes a turn.
+    """
+
+    starts: tuple[tuple[str, Role], ...]
+    end: str
+
+
+_MARKERS = {
+    "<|im_start|>": TurnMarkers(tuple((f"<|im_start|>{name}\n", role) for name, role in _ROLES.items()), "<|im_end|>"),
+    "<start_of_turn>": TurnMarkers(
+        tuple((f"<start_of_turn>{name}\n", role) for name, role in _ROLES.items()), "<end_of_turn>"
+    ),
+    "<|start_header_id|>": TurnMarkers(
+        tuple((f"<|start_header_id|>{name}<|end_header_id|>\n\n", role) for name, role in _ROLES.items()), "<|eot_id|>"
+    ),
+}
+
+
+def turn_markers(chat_template: str | None) -> TurnMarkers | None:
+    """
+    Find the role markers in a model's chat template: ChatML, Gemma or Llama 3; None for any other.
+    """
+    if chat_template is None:
+        return None
+    return next((markers for sign, markers in _MARKERS.items() if sign in chat_template), None)
+
+
+@dataclass(slots=True)
+class Text:
+    """
+    One text of a prompt.
+
+    Attributes:
+        path: JSON path of its string literal, from the top of the body.
+        value: The decoded text.
+        base: Offset of this text inside the decoded literal; 0 unless a raw prompt was split into turns.
+        part: Index of the content part that holds it, or None if the content is one string.
+    """
+
+    path: JsonPath
+    value: str
+    base: int = 0
+    part: int | None = None
+
+
+@dataclass(slots=True)
+class Item:
+    """
+    One message, input item, or top-level system text.
+
+    Attributes:
+        path: JSON path from the top of the body.
+        role: Who speaks.
+        texts: Its texts, in order.
+        value: The decoded item; None for a turn of a raw prompt.
+        start: Offset of the item in the body text; -1 if it is no element of the item list.
+        end: Offset behind it.
+        leading: It stands before everything that a user or model said.
+    """
+
+    path: JsonPath
+    role: Role
+    texts: list[Text]
+    value: Any
+    start: int = -1
+    end: int = -1
+    leading: bool = False
+
+
+@dataclass(slots=True)
+class Document:
+    """
+    A request body, read.
+
+    Attributes:
+        text: The body, decoded.
+        api: Its dialect.
+        items: System texts, messages, input items or turns, in prompt order.
+        top: Top-level values; the item list is in `items` only.
+        elements: The elements of the item list, or of a one-string prompt nothing.
+        array: Offsets of the item list, brackets included; None if there is none.
+        count: Number of messages or input items.
+        split: False if a raw prompt could not be split into turns.
+    """
+
+    text: str
+    api: Api
+    items: list[Item]
+    top: dict[str, Any]
+    elements: list[Element] = field(default_factory=list)
+    array: tuple[int, int] | None = None
+    count: int = 0
+    split: bool = True
+    _starts: dict[str, int] = field(default_factory=dict)
+
+    def locate(self, path: JsonPath) -> tuple[int, int]:
+        """
+        Find a value in the body text; an item of the list is found without reading the ones before it.
+        """
+        key = path[0]
+        assert isinstance(key, str)
+        if self.array is not None and len(path) > 1 and key == _DIALECTS[self.api].items:
+            index = path[1]
+            assert isinstance(index, int)
+            return locate(self.text, self.elements[index].start, path[2:])
+        return locate(self.text, self._starts[key], path[1:])
+
+
+def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Document:
+    """
+    Read a body.
+
+    Args:
+        text: The body, decoded.
+        api: Its dialect.
+        markers: Role markers of the model's chat template, to split a raw prompt into turns.
+
+    Raises:
+        NotJson: It is not one JSON object.
+    """
+    dialect = _DIALECTS[api]
+    start = skip_space(text, 0)
+    if not text.startswith("{", start):
+        raise NotJson("a body is an object")
+    members, top, end = walk_object(text, start, deep=(dialect.items,) if dialect.items else ())
+    if skip_space(text, end) != len(text):
+        raise NotJson("text behind the body")
+    document = Document(text, api, [], top, _starts={member.key: member.start for member in members})
+    if dialect.items is None:
+        _read_prompt(document, dialect, markers)
+        return document
+    for key in dialect.system:
+        value = top.get(key)
+        texts = _texts(value, (key,))
+        if texts:
+            document.items.append(Item((key,), "system", texts, value, leading=True))
+    listed = top.get(dialect.items)
+    if isinstance(listed, str):
+        document.count = 1
+        document.items.append(Item((dialect.items,), "user", [Text((dialect.items,), listed)], listed))
+    elif isinstance(listed, list) and (not listed or isinstance(listed[0], Element)):
+        last = next(member for member in reversed(members) if member.key == dialect.items)
+        document.array = (last.start, last.end)
+        document.elements = listed
+        document.count = len(listed)
+        _read_items(document, dialect.items)
+    return document
+
+
+def _read_items(document: Document, key: str) -> None:
+    leading = True
+    for index, element in enumerate(document.elements):
+        value = element.value
+        path: JsonPath = (key, index)
+        role: Role = "other"
+        texts: list[Text] = []
+        if isinstance(value, dict):
+            role = _role(value)
+            if role in ("system", "user", "assistant") or "content" in value:
+                texts = _texts(value.get("content"), (*path, "content"))
+            if not texts and role == "tool":
+                texts = _texts(value.get("output"), (*path, "output"))
+            if role == "user" and not texts and _has_tool_result(value.get("content")):
+                role = "tool"
+        leading = leading and role == "system"
+        document.items.append(Item(path, role, texts, value, element.start, element.end, leading))
+
+
+def _role(value: dict[str, Any]) -> Role:
+    kind = value.get("type")
+    if isinstance(kind, str) and kind in _ITEM_ROLES:
+        return _ITEM_ROLES[kind]
+    role = value.get("role")
+    return _ROLES.get(role, "other") if isinstance(role, str) else "other"
+
+
+def _has_tool_result(content: Any) -> bool:
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") == "tool_result" for part in content
+    )
+
+
+def _texts(content: Any, path: JsonPath) -> list[Text]:
+    """
+    Read the texts of a content value: a string, or a list of parts.
+    """
+    if isinstance(content, str) and type(content) is str:
+        return [Text(path, content)]
+    if not isinstance(content, list):
+        return []
+    texts = []
+    for index, part in enumerate(content):
+        if isinstance(part, dict) and part.get("type", "text") in _TEXT_PARTS:
+            value = part.get("text")
+            if type(value) is str:
+                texts.append(Text((*path, index, "text"), value, part=index))
+    return texts
+
+
+def _read_prompt(document: Document, dialect: _Dialect, markers: TurnMarkers | None) -> None:
+    """
+    Split a raw prompt into turns at the role markers of the chat template.
+    """
+    key = next((key for key in dialect.prompt if key in document.top), None)
+    prompt = document.top.get(key) if key else None
+    document.count = 1
+    document.split = False
+    if key is None or markers is None or type(prompt) is not str:
+        return
+    cuts = sorted(
+        (pos, pos + len(marker), role) for marker, role in markers.starts for pos in _positions(prompt, marker)
+    )
+    leading = True
+    for index, (_, begin, role) in enumerate(cuts):
+        end = cuts[index + 1][0] if index + 1 < len(cuts) else len(prompt)
+        close = prompt.find(markers.end, begin, end)
+        leading = leading and role == "system"
+        text = Text((key,), prompt[begin : end if close < 0 else close], base=begin)
+        document.items.append(Item((key,), role, [text], None, leading=leading))
+    document.split = bool(cuts)
+
+
+def _positions(text: str, marker: str) -> list[int]:
+    found = []
+    pos = text.find(marker)
+    while pos >= 0:
+        found.append(pos)
+        pos = text.find(marker, pos + len(marker))
+    return found

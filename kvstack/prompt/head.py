@@ -1,0 +1,106 @@
+"""
+One cursor reads the head of a user text: blocks that the client wrote, then the user's own words.
+
+Blocks match only at the cursor, each kind at most once (unless it says otherwise), in any order; blank lines behind
+a block belong to it.  The cursor stops at the first character that it does not know, and nothing behind it is ever
+touched: a marker that a user typed or pasted is the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstack.prompt.dialects import Text
+from kvstack.prompt.pattern import Found, Pattern
+
+__all__ = ["Block", "Head", "HeadBlock", "match_first", "read_head"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """
+    A kind of block at the head of user texts.
+    """
+
+    name: str
+    patterns: tuple[Pattern, ...]
+    repeat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBlock:
+    """
+    A block that was read.
+
+    Attributes:
+        block: Its kind.
+        text: The text that holds it.
+        found: Where it matched.
+        end: Offset behind the blank lines that follow it.
+    """
+
+    block: Block
+    text: Text
+    found: Found
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """
+    What the cursor read, and the kinds that match again where it stopped (so the client and the user both wrote one).
+    """
+
+    blocks: tuple[HeadBlock, ...]
+    doubled: frozenset[str] = frozenset()
+
+
+def match_first(patterns: Sequence[Pattern], text: str, pos: int) -> Found | None:
+    """
+    Return the match of the first pattern that matches exactly at *pos*.
+    """
+    for pattern in patterns:
+        found = pattern.match(text, pos)
+        if found is not None and found.end > found.start:
+            return found
+    return None
+
+
+def read_head(texts: Sequence[Text], blocks: Sequence[Block]) -> Head:
+    """
+    Read the head of a user item; the cursor goes on to the next text only if blocks fill the one before it.
+    """
+    read: list[HeadBlock] = []
+    used: set[str] = set()
+    for text in texts:
+        pos = 0
+        value = text.value
+        while pos < len(value):
+            hit = None
+            for block in blocks:
+                if block.repeat or block.name not in used:
+                    found = match_first(block.patterns, value, pos)
+                    if found is not None:
+                        hit = HeadBlock(block, text, found, _skip_blank(value, found.end))
+                        break
+            if hit is None:
+                doubled = {
+                    block.name
+                    for block in blocks
+                    if block.name in used and not block.repeat and match_first(block.patterns, value, pos)
+                }
+                return Head(tuple(read), frozenset(doubled))
+            read.append(hit)
+            used.add(hit.block.name)
+            pos = hit.end
+    return Head(tuple(read))
+
+
+def _skip_blank(text: str, pos: int) -> int:
+    """
+    Skip line ends at *pos*; a block that ends inside a line has none.
+    """
+    while pos < len(text) and text[pos] in "\r\n":
+        pos += 1
+    return pos

@@ -1,0 +1,388 @@
+"""
+How a rule recognises text: literals and named tokens, never regular expressions.
+
+`[{weekday:short} {date} {time} {zone}] ` is a pattern.  A token reads as far as its own small grammar goes and
+never gives back, so a match costs what it reads and nothing else.  `[[` and `]]` mark the part that a rule changes;
+without them that is the whole match.  `{{` and `}}` are braces.  A line end in a pattern matches LF and CRLF.
+
+| token | reads |
+| --- | --- |
+| `{int}` | decimal digits |
+| `{hex}`, `{hex:5}` | hexadecimal digits, any number or exactly that many |
+| `{uuid}` | 8-4-4-4-12 hexadecimal digits |
+| `{weekday}`, `{weekday:short}`, `{weekday:long}` | an English day name |
+| `{month}` | an English month name, long or short |
+| `{date}` | 2026-02-18 |
+| `{time}` | 20:48, 20:48:05, 20:48:05.123 |
+| `{zone}` | UTC, PST, GMT+5:30, +02:00, Z, Europe/Berlin |
+| `{word}` | characters other than white space |
+| `{line}` | anything up to the next literal of the pattern, or the end of the line; stays in the line |
+| `{text}` | anything up to the next literal of the pattern, across lines; at the end of a pattern: everything |
+| `{json}` | one JSON value |
+| `{json-fence}` | a line ```` ```json ````, one JSON object, a line ```` ``` ```` |
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvstack.prompt.splice import NotJson, read_value, skip_space
+
+__all__ = ["Found", "Pattern", "PatternError", "compile_pattern"]
+
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+_DIGITS = frozenset(string.digits)
+_HEX = frozenset(string.hexdigits)
+_ZONE = frozenset(string.ascii_letters + string.digits + "+-:/_")
+_MAX_ZONE = 40
+
+Reader = Callable[[str, int], int]
+"""Reads a token at an offset; returns the offset behind it, or -1."""
+
+
+class PatternError(ValueError):
+    """
+    A pattern cannot be compiled; the message says why.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """
+    Where a pattern matched.
+
+    Attributes:
+        start: Offset of the match.
+        end: Offset behind it.
+        target: Offsets of the part that a rule changes.
+        json: Offsets of the JSON value of a `{json}` or `{json-fence}` token, if the pattern has one.
+        value: That value, decoded.
+    """
+
+    start: int
+    end: int
+    target: tuple[int, int]
+    json: tuple[int, int] | None = None
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Literal:
+    lines: tuple[str, ...]
+
+    def read(self, text: str, pos: int) -> int:
+        first = True
+        for line in self.lines:
+            if not first:
+                pos = _line_end(text, pos)
+                if pos < 0:
+                    return -1
+            if not text.startswith(line, pos):
+                return -1
+            pos += len(line)
+            first = False
+        return pos
+
+    def find(self, text: str, pos: int, end: int) -> int:
+        """
+        Find the literal at or after *pos*, starting before *end*.
+        """
+        head = self.lines[0]
+        if head:
+            while True:
+                pos = text.find(head, pos, end)
+                if pos < 0 or self.read(text, pos) >= 0:
+                    return pos
+                pos += 1
+        while True:
+            newline = text.find("\n", pos, end)
+            if newline < 0:
+                return -1
+            start = newline - 1 if newline > pos and text[newline - 1] == "\r" else newline
+            if self.read(text, start) >= 0:
+                return start
+            pos = newline + 1
+
+
+def _line_end(text: str, pos: int) -> int:
+    if text.startswith("\n", pos):
+        return pos + 1
+    if text.startswith("\r\n", pos):
+        return pos + 2
+    return -1
+
+
+def _run(text: str, pos: int, allowed: frozenset[str], limit: int) -> int:
+    end = min(len(text), pos + limit)
+    while pos < end and text[pos] in allowed:
+        pos += 1
+    return pos
+
+
+def _read_int(text: str, pos: int) -> int:
+    end = _run(text, pos, _DIGITS, len(text))
+    return end if end > pos else -1
+
+
+def _read_hex(count: int) -> Reader:
+    def read(text: str, pos: int) -> int:
+        end = _run(text, pos, _HEX, count or len(text))
+        return end if (end - pos == count if count else end > pos) else -1
+
+    return read
+
+
+def _read_uuid(text: str, pos: int) -> int:
+    for index, count in enumerate((8, 4, 4, 4, 12)):
+        if index:
+            if not text.startswith("-", pos):
+                return -1
+            pos += 1
+        end = _run(text, pos, _HEX, count)
+        if end - pos != count:
+            return -1
+        pos = end
+    return pos
+
+
+def _read_name(names: tuple[str, ...]) -> Reader:
+    def read(text: str, pos: int) -> int:
+        for name in names:
+            if text.startswith(name, pos):
+                end = pos + len(name)
+                if not text[end : end + 1].isalpha():
+                    return end
+        return -1
+
+    return read
+
+
+def _number(text: str, pos: int, count: int, low: int, high: int) -> bool:
+    digits = text[pos : pos + count]
+    return len(digits) == count and _DIGITS.issuperset(digits) and low <= int(digits) <= high
+
+
+def _read_date(text: str, pos: int) -> int:
+    good = (
+        _number(text, pos, 4, 1000, 9999)
+        and text[pos + 4 : pos + 5] == "-"
+        and _number(text, pos + 5, 2, 1, 12)
+        and text[pos + 7 : pos + 8] == "-"
+        and _number(text, pos + 8, 2, 1, 31)
+    )
+    return pos + 10 if good else -1
+
+
+def _read_time(text: str, pos: int) -> int:
+    if not (_number(text, pos, 2, 0, 23) and text[pos + 2 : pos + 3] == ":" and _number(text, pos + 3, 2, 0, 59)):
+        return -1
+    pos += 5
+    if text[pos : pos + 1] == ":" and _number(text, pos + 1, 2, 0, 60):
+        pos += 3
+        if text[pos : pos + 1] == "." and text[pos + 1 : pos + 2] in _DIGITS:
+            pos = _run(text, pos + 1, _DIGITS, 9)
+    return pos
+
+
+def _read_zone(text: str, pos: int) -> int:
+    if not (text[pos : pos + 1] in ("+", "-") or (text[pos : pos + 1].isascii() and text[pos : pos + 1].isalpha())):
+        return -1
+    end = _run(text, pos, _ZONE, _MAX_ZONE)
+    return end if text[end - 1] not in "+-:/_" else -1
+
+
+def _read_word(text: str, pos: int) -> int:
+    end = pos
+    while end < len(text) and not text[end].isspace():
+        end += 1
+    return end if end > pos else -1
+
+
+_READERS: dict[str, Reader] = {
+    "int": _read_int,
+    "uuid": _read_uuid,
+    "weekday": _read_name(tuple(name for day in _DAYS for name in (day, day[:3]))),
+    "weekday:short": _read_name(tuple(day[:3] for day in _DAYS)),
+    "weekday:long": _read_name(_DAYS),
+    "month": _read_name(tuple(name for month in _MONTHS for name in (month, month[:3]))),
+    "date": _read_date,
+    "time": _read_time,
+    "zone": _read_zone,
+    "word": _read_word,
+    "hex": _read_hex(0),
+}
+_SPECIAL = ("line", "text", "json", "json-fence")
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    name: str
+    reader: Reader | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """
+    A compiled pattern.
+
+    Attributes:
+        source: As it was written.
+    """
+
+    source: str
+    elements: tuple[_Literal | _Token, ...]
+    target_from: int | None
+    target_to: int | None
+
+    @property
+    def head(self) -> str:
+        """
+        The literal with which every match begins; empty if the pattern begins with a token.
+        """
+        first = self.elements[0]
+        if isinstance(first, _Literal):
+            return first.lines[0] if first.lines[0] else "\n"
+        return "```json" if first.name == "json-fence" else ""
+
+    def match(self, text: str, pos: int) -> Found | None:
+        """
+        Match exactly at *pos*.
+        """
+        start = pos
+        target_start = start
+        target_end = -1
+        span: tuple[int, int] | None = None
+        value: Any = None
+        for index, element in enumerate(self.elements):
+            if index == self.target_from:
+                target_start = pos
+            if index == self.target_to:
+                target_end = pos
+            if isinstance(element, _Literal):
+                pos = element.read(text, pos)
+            elif element.reader is not None:
+                pos = element.reader(text, pos)
+            elif element.name in ("line", "text"):
+                pos = self._read_open(text, pos, index)
+            else:
+                found = _read_json(text, pos, fenced=element.name == "json-fence")
+                if found is None:
+                    return None
+                span, value, pos = found
+            if pos < 0:
+                return None
+        if target_end < 0:
+            target_end = pos
+        return Found(start, pos, (target_start, target_end), span, value)
+
+    def _read_open(self, text: str, pos: int, index: int) -> int:
+        """
+        Read `{line}` or `{text}`: up to the next literal, or as far as the token may go.
+        """
+        element = self.elements[index]
+        assert isinstance(element, _Token)
+        following = self.elements[index + 1] if index + 1 < len(self.elements) else None
+        limit = len(text)
+        if element.name == "line":
+            newline = text.find("\n", pos)
+            limit = newline if newline >= 0 else limit
+            if newline > pos and text[newline - 1] == "\r":
+                limit -= 1
+        if following is None:
+            return limit
+        assert isinstance(following, _Literal)
+        if element.name == "line" and not following.lines[0]:
+            return limit
+        return following.find(text, pos, limit)
+
+
+def _read_json(text: str, pos: int, *, fenced: bool) -> tuple[tuple[int, int], Any, int] | None:
+    if fenced:
+        if not text.startswith("```json", pos):
+            return None
+        pos = _line_end(text, pos + 7)
+        if pos < 0:
+            return None
+    pos = skip_space(text, pos)
+    if fenced and not text.startswith("{", pos):
+        return None
+    try:
+        value, end = read_value(text, pos)
+    except NotJson:
+        return None
+    after = end
+    if fenced:
+        after = skip_space(text, end)
+        if not text.startswith("```", after) or text[after - 1 : after] != "\n":
+            return None
+        after += 3
+        if after < len(text) and _line_end(text, after) < 0:
+            return None
+    return (pos, end), value, after
+
+
+def compile_pattern(source: str) -> Pattern:
+    """
+    Compile a pattern.
+
+    Raises:
+        PatternError: The pattern is empty, names an unknown token, or could match in more than one way.
+    """
+    elements: list[_Literal | _Token] = []
+    marks: list[int] = []
+    literal: list[str] = []
+
+    def flush() -> None:
+        if literal:
+            elements.append(_Literal(tuple("".join(literal).replace("\r\n", "\n").split("\n"))))
+            literal.clear()
+
+    pos = 0
+    while pos < len(source):
+        pair = source[pos : pos + 2]
+        if pair in ("{{", "}}"):
+            literal.append(pair[0])
+            pos += 2
+        elif pair in ("[[", "]]") and len(marks) == (pair == "]]"):
+            flush()
+            marks.append(len(elements))
+            pos += 2
+        elif source[pos] == "{":
+            close = source.find("}", pos)
+            if close < 0:
+                raise PatternError(f"a brace is open at character {pos + 1}; write {{{{ for a literal brace")
+            flush()
+            elements.append(_token(source[pos + 1 : close]))
+            pos = close + 1
+        else:
+            literal.append(source[pos])
+            pos += 1
+    flush()
+    if not elements:
+        raise PatternError("the pattern is empty")
+    if len(marks) == 1:
+        raise PatternError("[[ has no ]]")
+    for index, element in enumerate(elements[:-1]):
+        following = elements[index + 1]
+        if isinstance(element, _Token) and element.name in ("line", "text") and isinstance(following, _Token):
+            raise PatternError(f"{{{element.name}}} needs a literal behind it, not {{{following.name}}}")
+    return Pattern(source, tuple(elements), *(marks or (None, None)))
+
+
+def _token(name: str) -> _Token:
+    if name in _SPECIAL:
+        return _Token(name, None)
+    reader = _READERS.get(name)
+    if reader is None and name.startswith("hex:") and name[4:].isdecimal() and int(name[4:]) > 0:
+        reader = _read_hex(int(name[4:]))
+    if reader is None:
+        known = ", ".join(f"{{{known}}}" for known in (*_READERS, "hex:5", *_SPECIAL))
+        raise PatternError(f"there is no token {{{name}}}; tokens are {known}")
+    return _Token(name, reader)

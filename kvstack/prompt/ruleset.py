@@ -1,0 +1,294 @@
+"""
+Rules as data: packs are read, laid over with the user's settings, and compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvstack.core.rulespec import DetectSpec, PackSpec, RulePatch, RuleSpec, SideSpec, merge_rule, parse_pack_spec
+from kvstack.errors import ConfigError, Problem
+from kvstack.prompt.head import Block
+from kvstack.prompt.pattern import Pattern, PatternError, compile_pattern
+
+__all__ = ["Client", "Pack", "Rule", "RuleSet", "RuleSettings", "Side", "compile_rules", "parse_pack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """
+    A rule pack that has been read.
+
+    Attributes:
+        source: Where it came from.
+        spec: What it says.
+    """
+
+    source: str
+    spec: PackSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSettings:
+    """
+    What the user wants of the rules.
+
+    Attributes:
+        strip_message_ids: Remove OpenClaw's ids: everywhere, in system texts only, or not at all.
+        strip_timestamps: Remove timestamp prefixes at the start of the user's words.
+        disabled: Names of rules that are off.
+        added: The user's own rules, and changes to packed ones.
+        source: The file that `added` came from, for error messages.
+    """
+
+    strip_message_ids: bool | Literal["system"] = True
+    strip_timestamps: bool = True
+    disabled: frozenset[str] = frozenset()
+    added: tuple[RulePatch, ...] = ()
+    source: str = "config"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """
+    One compiled rule.
+
+    Attributes:
+        spec: What it says.
+        block: How its block is recognised.
+        client: The client it is for; None for any.
+        origin: The pack and version it comes from, or `config`.
+        active: False if a setting or the user switched it off.
+    """
+
+    spec: RuleSpec
+    block: Block
+    client: str | None
+    origin: str
+    active: bool = True
+
+    @property
+    def name(self) -> str:
+        """
+        The rule's unique name.
+        """
+        return self.spec.name
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """
+    A compiled sign of a side request.
+    """
+
+    spec: SideSpec
+    patterns: tuple[Pattern, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """
+    Everything about one client, ready for use.
+
+    Attributes:
+        name: Its name; empty for a request whose client was not detected.
+        detect: Its signs; any one is enough.
+        rules: Active rules that apply to it, those for any client included.
+        head: Blocks at the head of its user texts.
+        tail: Blocks at their end.
+        messages: Blocks that are a message of their own.
+        sides: Its side requests.
+    """
+
+    name: str
+    detect: tuple[DetectSpec, ...]
+    rules: tuple[Rule, ...]
+    head: tuple[Block, ...]
+    tail: tuple[Block, ...]
+    messages: tuple[Block, ...]
+    sides: tuple[Side, ...]
+
+    def at(self, where: str) -> tuple[Rule, ...]:
+        """
+        Return the rules of one position.
+        """
+        return tuple(rule for rule in self.rules if rule.spec.where == where)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """
+    All rules, compiled.
+
+    Attributes:
+        rules: Every rule, active or not, in the order of the packs.
+        clients: Known clients, in the order of the packs.
+        unknown: What applies where no client was detected.
+        settings: The settings that were compiled in.
+    """
+
+    rules: tuple[Rule, ...]
+    clients: tuple[Client, ...]
+    unknown: Client
+    settings: RuleSettings
+
+
+def parse_pack(text: str, source: str) -> Pack:
+    """
+    Read a rule pack.
+
+    Args:
+        text: TOML.
+        source: Its file name, for error messages.
+
+    Raises:
+        ConfigError: It cannot be used; holds all problems found.
+    """
+    return Pack(source, parse_pack_spec(text, source))
+
+
+def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -> RuleSet:
+    """
+    Compile packs and settings.
+
+    Raises:
+        ConfigError: A pattern cannot be compiled, a name is used twice, or a user's rule does not fit.
+    """
+    settings = settings or RuleSettings()
+    patches = {patch.name: (index, patch) for index, patch in enumerate(settings.added)}
+    own = _Problems(settings.source)
+    names: set[str] = set()
+    packed: list[tuple[Pack, list[Rule]]] = []
+    for pack in packs:
+        found = _Problems(pack.source)
+        blocks = _named_blocks(pack, found)
+        rules: list[Rule] = []
+        for index, base in enumerate(pack.spec.rule):
+            spec, path, problems = base, f"rule.{index}", found
+            if base.name in patches:
+                number, patch = patches.pop(base.name)
+                path, problems = f"rules.add.{number}", own
+                merged, wrong = merge_rule(base, patch, path)
+                own.found.extend(wrong)
+                if merged is None:
+                    continue
+                spec = merged
+            if spec.name in names:
+                problems.add(f"{path}.name", f"{spec.name!r} is the name of another rule")
+            names.add(spec.name)
+            block = _rule_block(spec, blocks, path, problems)
+            if block is not None:
+                origin = f"{pack.spec.name} {pack.spec.version}" + (" + config" if problems is own else "")
+                rules.append(Rule(spec, block, pack.spec.client, origin, _active(spec, settings)))
+        found.raise_any()
+        packed.append((pack, rules))
+    added: list[Rule] = []
+    for index, patch in patches.values():
+        merged, wrong = merge_rule(None, patch, f"rules.add.{index}")
+        own.found.extend(wrong)
+        block = _rule_block(merged, {}, f"rules.add.{index}", own) if merged else None
+        if merged and block:
+            names.add(merged.name)
+            added.append(Rule(merged, block, None, "config", _active(merged, settings)))
+    for name in sorted(settings.disabled - names):
+        own.add("rules.disable", f"there is no rule {name!r}")
+    own.raise_any()
+    return _assemble(packed, added, settings)
+
+
+def _assemble(packed: Sequence[tuple[Pack, list[Rule]]], added: Sequence[Rule], settings: RuleSettings) -> RuleSet:
+    everything = [*(rule for _, rules in packed for rule in rules), *added]
+    common = [rule for rule in everything if rule.spec.any_client]
+    clients = []
+    for pack, rules in packed:
+        mine = [*rules, *(rule for rule in common if rule not in rules)]
+        clients.append(_client(pack.spec.client, pack, mine))
+    return RuleSet(tuple(everything), tuple(clients), _client("", None, common), settings)
+
+
+def _client(name: str, pack: Pack | None, rules: Iterable[Rule]) -> Client:
+    blocks = _named_blocks(pack, _Problems("")) if pack else {}
+    everything = list(rules)
+    active = tuple(rule for rule in everything if rule.active)
+    declared: dict[str, list[Block]] = {"user head": [], "user tail": [], "message": []}
+    if pack:
+        for spec in pack.spec.block:
+            declared[spec.where].append(blocks[spec.name])
+    # A rule that is off still tells the cursor what its block looks like: what stands behind it must stay reachable.
+    for rule in everything:
+        if rule.spec.where in declared and rule.block not in declared[rule.spec.where]:
+            declared[rule.spec.where].append(rule.block)
+    sides = tuple(Side(spec, tuple(map(compile_pattern, spec.pattern))) for spec in pack.spec.side) if pack else ()
+    return Client(
+        name,
+        pack.spec.detect if pack else (),
+        active,
+        tuple(declared["user head"]),
+        tuple(declared["user tail"]),
+        tuple(declared["message"]),
+        sides,
+    )
+
+
+class _Problems:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.found: list[Problem] = []
+
+    def add(self, path: str, message: str) -> None:
+        self.found.append(Problem(path, message))
+
+    def raise_any(self) -> None:
+        if self.found:
+            raise ConfigError(self.source, self.found)
+
+
+def _named_blocks(pack: Pack, problems: _Problems) -> dict[str, Block]:
+    blocks = {}
+    for index, spec in enumerate(pack.spec.block):
+        patterns = _compile(spec.pattern, f"block.{index}.pattern", problems)
+        blocks[spec.name] = Block(spec.name, patterns, spec.repeat)
+    for index, side in enumerate(pack.spec.side):
+        _compile(side.pattern, f"side.{index}.pattern", problems)
+    return blocks
+
+
+def _rule_block(spec: RuleSpec, blocks: dict[str, Block], path: str, problems: _Problems) -> Block | None:
+    if spec.block is not None:
+        block = blocks.get(spec.block)
+        if block is None:
+            known = ", ".join(blocks) or "none"
+            problems.add(f"{path}.block", f"there is no block {spec.block!r} in this pack; blocks are: {known}")
+        return block
+    assert spec.pattern is not None
+    patterns = _compile(spec.pattern, f"{path}.pattern", problems)
+    searched = spec.where in ("system", "tools", "first user") and spec.at != "start"
+    if searched and any(not pattern.head for pattern in patterns):
+        problems.add(f"{path}.pattern", 'must begin with a literal or {json-fence}, or have `at = "start"`')
+        return None
+    return Block(spec.name, patterns) if len(patterns) == len(spec.pattern) else None
+
+
+def _compile(patterns: Sequence[str], path: str, problems: _Problems) -> tuple[Pattern, ...]:
+    compiled = []
+    for pattern in patterns:
+        try:
+            compiled.append(compile_pattern(pattern))
+        except PatternError as error:
+            problems.add(path, f"{pattern!r}: {error}")
+    return tuple(compiled)
+
+
+def _active(spec: RuleSpec, settings: RuleSettings) -> bool:
+    if not spec.enabled or spec.name in settings.disabled:
+        return False
+    match spec.switch:
+        case "strip_timestamps":
+            return settings.strip_timestamps
+        case "strip_message_ids":
+            chosen = settings.strip_message_ids
+            return spec.where == "system" if chosen == "system" else bool(chosen)
+        case _:
+            return True

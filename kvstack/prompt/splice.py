@@ -1,0 +1,300 @@
+"""
+Byte-exact edits of a JSON body.
+
+A body is decoded once (UTF-8 round-trips exactly) and walked with the C scanner of `json`.  What a rule wants to
+change is named by a JSON path and offsets in the *decoded* string; the edit is cut inside the raw literal through a
+decoded-to-raw offset map, so everything else keeps its spelling: escapes, key order, numbers, duplicate keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any
+
+__all__ = [
+    "Edit",
+    "Element",
+    "Member",
+    "NotJson",
+    "Number",
+    "apply_edits",
+    "escape",
+    "locate",
+    "raw_offsets",
+    "read_value",
+    "removal",
+    "skip_space",
+    "walk_array",
+    "walk_object",
+]
+
+JsonPath = tuple[str | int, ...]
+
+
+class NotJson(ValueError):
+    """
+    The text is not one JSON value, or nests too deeply to be read.
+    """
+
+
+class Number(str):
+    """
+    A JSON number in its own spelling: big integers stay exact and cost no arithmetic.
+    """
+
+    __slots__ = ()
+
+
+_scan = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number).scan_once  # type: ignore[attr-defined]
+_SPACE = " \t\n\r"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """
+    One replacement in the raw text of a body.
+
+    Attributes:
+        start: Offset of the first replaced character.
+        end: Offset behind the last replaced character; equal to `start` for an insertion.
+        replacement: Raw JSON text that takes its place.
+    """
+
+    start: int
+    end: int
+    replacement: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """
+    One key and value of a JSON object, with its place in the text.
+    """
+
+    key: str
+    key_start: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """
+    One value of a JSON array, with its place in the text.
+    """
+
+    value: Any
+    start: int
+    end: int
+
+
+def skip_space(text: str, pos: int) -> int:
+    """
+    Return the offset of the first character at or after *pos* that is not JSON white space.
+    """
+    length = len(text)
+    while pos < length and text[pos] in _SPACE:
+        pos += 1
+    return pos
+
+
+def read_value(text: str, pos: int) -> tuple[Any, int]:
+    """
+    Read one JSON value that starts exactly at *pos*.
+
+    Raises:
+        NotJson: There is no complete value.
+    """
+    try:
+        value, end = _scan(text, pos)
+    except (StopIteration, ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from None
+    return value, end
+
+
+def walk_object(text: str, pos: int, *, deep: Iterable[str] = ()) -> tuple[list[Member], dict[str, Any], int]:
+    """
+    Walk the object that opens at *pos*; values are skipped at C speed.
+
+    Args:
+        text: The JSON text.
+        pos: Offset of the opening brace.
+        deep: Keys whose arrays are read element by element: their value is a list of `Element`.
+
+    Returns:
+        The members in order, the last value of each key, and the offset behind the closing brace.
+    """
+    members: list[Member] = []
+    values: dict[str, Any] = {}
+    pos = skip_space(text, pos + 1)
+    if text[pos : pos + 1] == "}":
+        return members, values, pos + 1
+    while True:
+        if text[pos : pos + 1] != '"':
+            raise NotJson(f"expected a key at {pos}")
+        key_start = pos
+        try:
+            key, pos = scanstring(text, pos + 1, True)
+        except ValueError as error:
+            raise NotJson(str(error)) from None
+        pos = skip_space(text, pos)
+        if text[pos : pos + 1] != ":":
+            raise NotJson(f"expected a colon at {pos}")
+        start = skip_space(text, pos + 1)
+        if key in deep and text[start : start + 1] == "[":
+            values[key], pos = walk_array(text, start)
+        else:
+            values[key], pos = read_value(text, start)
+        members.append(Member(key, key_start, start, pos))
+        pos = skip_space(text, pos)
+        mark = text[pos : pos + 1]
+        if mark == "}":
+            return members, values, pos + 1
+        if mark != ",":
+            raise NotJson(f"expected a comma at {pos}")
+        pos = skip_space(text, pos + 1)
+
+
+def walk_array(text: str, pos: int) -> tuple[list[Element], int]:
+    """
+    Read the array that opens at *pos*, keeping the place of each element.
+
+    Returns:
+        The elements and the offset behind the closing bracket.
+    """
+    elements: list[Element] = []
+    pos = skip_space(text, pos + 1)
+    if text[pos : pos + 1] == "]":
+        return elements, pos + 1
+    while True:
+        value, end = read_value(text, pos)
+        elements.append(Element(value, pos, end))
+        pos = skip_space(text, end)
+        mark = text[pos : pos + 1]
+        if mark == "]":
+            return elements, pos + 1
+        if mark != ",":
+            raise NotJson(f"expected a comma at {pos}")
+        pos = skip_space(text, pos + 1)
+
+
+def locate(text: str, start: int, path: Sequence[str | int]) -> tuple[int, int]:
+    """
+    Find the value that *path* names below the value at *start*; of duplicate keys the last one counts.
+
+    Returns:
+        Offsets of its first character and behind its last.
+    """
+    end = -1
+    for step in path:
+        if isinstance(step, str):
+            members, _, _ = walk_object(text, start)
+            start, end = next((m.start, m.end) for m in reversed(members) if m.key == step)
+        else:
+            element = walk_array(text, start)[0][step]
+            start, end = element.start, element.end
+    if end < 0:
+        _, end = read_value(text, start)
+    return start, end
+
+
+def raw_offsets(text: str, literal_start: int, decoded: Sequence[int]) -> list[int]:
+    """
+    Map ascending offsets of a decoded string to offsets in the raw text.
+
+    Args:
+        text: The JSON text.
+        literal_start: Offset of the opening quote.
+        decoded: Offsets in the decoded string, ascending.
+
+    Returns:
+        For each, the offset in *text* of the same character (or of the closing quote).
+    """
+    result: list[int] = []
+    raw = literal_start + 1
+    seen = 0
+    for target in decoded:
+        while True:
+            escape_at = text.find("\\", raw, raw + (target - seen))
+            if escape_at < 0:
+                raw += target - seen
+                seen = target
+                break
+            seen += escape_at - raw
+            raw = escape_at
+            raw += _escape_length(text, raw)
+            seen += 1
+        result.append(raw)
+    return result
+
+
+def _escape_length(text: str, pos: int) -> int:
+    """
+    Return the length of the escape at *pos*; a surrogate pair is one character and twelve letters long.
+    """
+    if text[pos + 1] != "u":
+        return 2
+    if text[pos + 2] in "dD" and text[pos + 3] in "89abAB" and text[pos + 6 : pos + 8] == "\\u":
+        low = text[pos + 8 : pos + 12]
+        if len(low) == 4 and low[0] in "dD" and low[1] in "cdefCDEF":
+            return 12
+    return 6
+
+
+def escape(text: str) -> str:
+    """
+    Spell *text* as the inside of a JSON string literal.
+    """
+    return json.dumps(text)[1:-1]
+
+
+def removal(
+    spans: Sequence[tuple[int, int]], dropped: Sequence[bool], inside: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """
+    Tell which spans of text to cut so that the dropped members or elements leave no dangling comma.
+
+    What remains reads as if the dropped ones had never been there, wherever they stood: an element goes with the
+    separator before it; those before the first kept one go with the separator behind them.
+
+    Args:
+        spans: Offsets of all members or elements, in order.
+        dropped: For each, whether it goes.
+        inside: Offsets behind the opening and of the closing bracket; cut completely if nothing remains.
+
+    Returns:
+        Spans to cut, ascending, not overlapping.
+    """
+    if all(dropped):
+        return [inside] if spans else []
+    cuts: list[tuple[int, int]] = []
+    first_kept = dropped.index(False)
+    if first_kept:
+        cuts.append((spans[0][0], spans[first_kept][0]))
+    cuts.extend((spans[i - 1][1], spans[i][1]) for i in range(first_kept + 1, len(spans)) if dropped[i])
+    merged: list[tuple[int, int]] = []
+    for start, end in cuts:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def apply_edits(text: str, edits: Sequence[Edit]) -> str:
+    """
+    Apply edits that do not overlap; insertions at one place keep their order.
+    """
+    out: list[str] = []
+    done = 0
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
+        if edit.start < done:
+            raise ValueError(f"edits overlap at {edit.start}")
+        out.append(text[done : edit.start])
+        out.append(edit.replacement)
+        done = edit.end
+    out.append(text[done:])
+    return "".join(out)
