@@ -1,0 +1,208 @@
+"""
+Finds a running stack by its run file and talks to its control routes.
+
+A stack lives if the process that its run file names lives: pid and start time.  The lock is never tried, for a try
+would be in the way of an `up` that begins at the same moment.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvstack.errors import KvstackError, NotReady, NotRunning, UsageError
+from kvstack.process.identity import ProcessIdentity, is_alive
+from kvstack.rundir import RunDir, RunFile, names
+
+__all__ = ["Answer", "act", "alive", "fetch_status", "find", "find_dir", "stack_name"]
+
+STATUS_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    What a control route answered.
+    """
+
+    ok: bool
+    message: str
+    data: dict[str, Any] | None
+
+
+def stack_name(target: str) -> str:
+    """
+    The name that a command line's argument means: a config file's, or the argument itself.
+
+    The file is read without checking it: a config that was broken after the start must not keep its stack from
+    being seen and stopped.
+    """
+    path = Path(target)
+    looks_like_path = target.endswith(".toml") or any(mark in target for mark in "/\\")
+    if not looks_like_path:
+        return target
+    try:
+        name = tomllib.loads(path.expanduser().read_text(encoding="utf-8")).get("name")
+    except (OSError, ValueError):
+        name = None
+    return name if isinstance(name, str) and name else path.stem
+
+
+def alive(run: RunFile) -> bool:
+    """
+    Whether the kvstack process of a run file lives.
+    """
+    return is_alive(ProcessIdentity(run.pid, run.started_s))
+
+
+def find(target: str | None) -> RunFile:
+    """
+    The running stack that is meant.
+
+    Args:
+        target: A name, a config file's path, or None for the only running one.
+
+    Raises:
+        NotRunning: There is none.
+        UsageError: None is named and several run.
+    """
+    if target is not None:
+        name = stack_name(target)
+        run = _read(name)
+        if run is None:
+            raise NotRunning(f"No stack named {name!r} is running", _others(name), "Start it: `kvstack up CONFIG`.")
+        if not alive(run):
+            raise _stale(run)
+        return run
+    runs = [run for run in map(_read, names()) if run is not None]
+    living = [run for run in runs if alive(run)]
+    if len(living) > 1:
+        listed = "\n".join(f"{run.name}  {run.proxy_url}  pid {run.pid}" for run in living)
+        raise UsageError("Several stacks are running", listed, "Say which one is meant, by its name.")
+    if living:
+        return living[0]
+    if len(runs) == 1:
+        raise _stale(runs[0])
+    raise NotRunning("No stack is running", "", "Start one: `kvstack up CONFIG`.")
+
+
+def find_dir(target: str | None) -> tuple[RunDir, NotRunning | None]:
+    """
+    The directory of the stack that is meant, running or not: its log outlives it.
+
+    Returns:
+        The directory, and the reason why its stack does not run, if it does not.
+
+    Raises:
+        NotRunning: There is no trace of such a stack.
+        UsageError: None is named and several run.
+    """
+    try:
+        return RunDir(find(target).name), None
+    except NotRunning as error:
+        candidates = [stack_name(target)] if target is not None else names()
+        if len(candidates) == 1 and _safe(candidates[0]):
+            directory = RunDir(candidates[0])
+            if directory.log_path.exists():
+                return directory, error
+        raise
+
+
+def fetch_status(run: RunFile) -> dict[str, Any]:
+    """
+    The stack's own account of itself, `GET /kvstack/status`.
+
+    Raises:
+        NotReady: It does not answer.
+        NotRunning: It ended meanwhile.
+    """
+    status, body = _talk(run, "GET", "/kvstack/status", STATUS_TIMEOUT_S)
+    data = _json_object(body)
+    if status != http.client.OK or data is None:
+        raise KvstackError(
+            f"{run.name!r} gave no status",
+            f"HTTP {status} from {run.proxy_url}/kvstack/status",
+            f"Is it a kvstack of this version?  It says {run.version}.",
+        )
+    return data
+
+
+def act(run: RunFile, action: str, timeout_s: float) -> Answer:
+    """
+    Ask for an action, `POST /kvstack/<action>`, with the run file's token.
+
+    Raises:
+        NotReady: It does not answer in time.
+        NotRunning: It ended meanwhile.
+    """
+    status, body = _talk(run, "POST", f"/kvstack/{action}", timeout_s, {"Authorization": f"Bearer {run.token}"})
+    data = _json_object(body)
+    if data is None:
+        return Answer(False, f"HTTP {status} from {run.proxy_url}/kvstack/{action}", None)
+    inner = data.get("data")
+    return Answer(
+        status < 300 and data.get("status") == "success",
+        str(data.get("message") or f"HTTP {status}"),
+        inner if isinstance(inner, dict) else None,
+    )
+
+
+def _talk(
+    run: RunFile, method: str, path: str, timeout_s: float, headers: dict[str, str] | None = None
+) -> tuple[int, bytes]:
+    url = urlsplit(run.proxy_url)
+    host = url.hostname or "127.0.0.1"
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - an address to listen on is none to connect to
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    connection = http.client.HTTPConnection(host, url.port or 80, timeout=timeout_s)
+    try:
+        connection.request(method, path, headers=headers or {})
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        if not alive(run):
+            raise NotRunning(
+                f"The stack {run.name!r} has just ended", f"pid {run.pid}", f"Start it: `kvstack up {run.config_path}`."
+            ) from None
+        raise NotReady(
+            f"The stack {run.name!r} does not answer",
+            f"{run.proxy_url} (pid {run.pid}): {error or type(error).__name__}",
+            f"It may be starting or stopping; see `kvstack logs {run.name}`.",
+        ) from None
+    finally:
+        connection.close()
+
+
+def _json_object(body: bytes) -> dict[str, Any] | None:
+    try:
+        data: Any = json.loads(body)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _safe(name: str) -> bool:
+    # A name becomes a directory's name: one that leads elsewhere is nobody's stack.
+    return bool(name) and not name.startswith(".") and not any(mark in name for mark in "/\\:\0")
+
+
+def _read(name: str) -> RunFile | None:
+    return RunDir(name).read() if _safe(name) else None
+
+
+def _stale(run: RunFile) -> NotRunning:
+    return NotRunning(
+        f"The stack {run.name!r} is not running",
+        f"its run file names pid {run.pid}, which has ended without clearing up (killed, or the machine restarted)",
+        f"Start it again: `kvstack up {run.config_path}`.",
+    )
+
+
+def _others(name: str) -> str:
+    living = [run.name for run in map(_read, names()) if run is not None and run.name != name and alive(run)]
+    return f"running: {', '.join(living)}" if living else ""

@@ -1,0 +1,309 @@
+"""
+The dashboard: `render(snapshot, width, height, now_s)` draws one frame.  Pure.
+
+From top to bottom: who and in what state; what runs; **is the cache working, and if not, why**; sim_best as a
+history; the requests, newest first; running prefills; warnings; the server's last log lines fill the rest.  Every
+line is cut to the width, so nothing wraps; the frame has exactly *height* lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.text import Text
+
+from kvstack.core.lifecycle import State
+from kvstack.core.snapshot import RequestRow, Snapshot
+from kvstack.terminal import figures
+from kvstack.terminal.figures import one_line
+from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, progress_bar, sparkline
+from kvstack.terminal.reading import Level, read, recent_reuse_ratio, saved_s, state_sentence
+from kvstack.terminal.table import STYLES, RequestTable, verdict_style
+
+__all__ = ["frame", "head_lines", "render"]
+
+CHART_FROM_HEIGHT = 40
+CHART_ROWS = 6
+_ORDER = (State.STARTING, State.LOADING, State.WARMING, State.READY)
+_STEPS = {
+    State.STARTING: "start llama-server",
+    State.LOADING: "load the model",
+    State.WARMING: "warm the prefix up",
+    State.READY: "serve",
+}
+
+
+def render(snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE) -> Group:
+    """
+    One frame as something that rich can print.
+    """
+    return Group(*frame(snapshot, width, height, now_s, glyphs))
+
+
+def frame(snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """
+    One frame.
+
+    Args:
+        snapshot: What to show.
+        width: In cells.
+        height: In lines.
+        now_s: The present, in seconds since the epoch.
+        glyphs: Shapes that the terminal can show.
+
+    Returns:
+        Exactly *height* lines of exactly *width* cells.
+    """
+    width, height = max(1, width), max(1, height)
+    head = head_lines(snapshot, width, now_s, glyphs)
+    if height >= CHART_FROM_HEIGHT:
+        head[-1:] = _tall_history(snapshot, width, glyphs)
+    foot = _foot(snapshot, width, glyphs)
+    room = height - len(head) - len(foot)
+    lines = head + _middle(snapshot, width, max(0, room), now_s, glyphs)
+    lines = lines[: height - len(foot)]
+    lines += [Text()] * (height - len(foot) - len(lines)) + foot
+    return [cut(line.copy(), width, glyphs) for line in lines[:height]]
+
+
+def head_lines(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> list[Text]:
+    """
+    The lines at the top: identity, facts, the reading, the history of sim_best.
+    """
+    lines = [
+        _title(snapshot, width, now_s, glyphs),
+        *_facts(snapshot, width, glyphs),
+        _reading(snapshot, now_s, glyphs),
+        _history(snapshot, width, glyphs),
+    ]
+    return [cut(line, width, glyphs) for line in lines]
+
+
+def _sign(level: Level, glyphs: Glyphs) -> str:
+    return {"good": glyphs.good, "warn": glyphs.warn, "bad": glyphs.bad, "idle": glyphs.idle}[level]
+
+
+def _state_level(state: State) -> Level:
+    if state is State.READY:
+        return "good"
+    return "bad" if state in {State.FAILED, State.BACKOFF} else "warn"
+
+
+def _short_url(url: str) -> str:
+    """`:1234` for a loopback URL; the host too for any other."""
+    shown = one_line(url).removeprefix("http://").rstrip("/")
+    for host in ("127.0.0.1:", "localhost:", "[::1]:"):
+        if shown.startswith(host):
+            return f":{shown[len(host) :]}"
+    return shown
+
+
+def _spread(left: Text, right: Text, width: int, glyphs: Glyphs) -> Text:
+    """*left* and *right* at the two ends; where it is tight, *left* gives way."""
+    room = width - right.cell_len - 1
+    if room < width // 3:
+        return cut(left, width, glyphs)
+    return cut(left, room, glyphs) + Text(" ") + right
+
+
+def _title(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> Text:
+    level = _state_level(snapshot.state)
+    left = Text(" kvstack ", "bold reverse") + Text(f" {one_line(snapshot.name)}", "bold")
+    right = Text(f" {_sign(level, glyphs)} {snapshot.state.upper()}", STYLES[level])
+    if snapshot.started_s is not None:
+        right.append(f" {figures.elapsed_clock(now_s - snapshot.started_s)}", "bold")
+    port = f" {_short_url(snapshot.server.url)}" if snapshot.server.url else ""
+    program = " llama-server" if width >= 100 else ""
+    pieces = [
+        (f"  {_short_url(snapshot.proxy_url)} {glyphs.arrow}{program}{port}", "dim"),
+        (f"  {figures.plural(snapshot.restarts, 'restart')}" if snapshot.restarts else "", "yellow"),
+        (f"  pid {snapshot.server.pid}" if snapshot.server.pid is not None else "", "dim"),
+    ]
+    for text, style in pieces:
+        if left.cell_len + right.cell_len + len(text) + 1 <= width:
+            right.append(text, style)
+    # The state is never what gives way.
+    return cut(left, max(0, width - right.cell_len - 1), glyphs) + right
+
+
+def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
+    """What runs (model, device) and how it is (context, memory, warm prefix): one line if there is room, else two."""
+    server, warm = snapshot.server, snapshot.warmup
+    model = one_line(server.model or "model not known").replace("\\", "/").rpartition("/")[2]
+    device = one_line(server.device or "device not known")
+    if server.layers_total:
+        device += f" {server.layers_offloaded or 0}/{server.layers_total} layers"
+    slots = f" x {server.slots} slots" if server.slots and server.slots > 1 else ""
+    state: list[tuple[str, str]] = [
+        (f"ctx {figures.tokens(server.ctx_per_slot)}{slots}", ""),
+        (f"mem {figures.memory(server.rss_bytes)}", ""),
+    ]
+    if warm.outcome == "done":
+        state.append((f"warm prefix {figures.tokens(warm.prompt_tokens)} tok {glyphs.good}", "green"))
+    elif warm.outcome == "failed":
+        state.append((f"warm-up failed {glyphs.bad}", "yellow"))
+    elif warm.outcome == "pending":
+        state.append(("warm-up to come", "dim"))
+    else:
+        state.append((f"warm-up: {one_line(warm.outcome)}", "dim"))
+    if server.build:
+        state.append((f"build {one_line(server.build)}", "dim"))
+    what = Text(" ") + _joined([(model, "bold"), (device, "")], glyphs)
+    how = Text(" ") + _joined(state, glyphs)
+    if what.cell_len + how.cell_len + 2 <= width:
+        return [what + Text(f" {glyphs.separator}", "dim") + how]
+    return [what, how]
+
+
+def _joined(pieces: Sequence[tuple[str, str]], glyphs: Glyphs) -> Text:
+    return Text(f" {glyphs.separator} ", "dim").join(Text(text, style) for text, style in pieces)
+
+
+def _reading(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> Text:
+    reading = read(snapshot, now_s)
+    style = STYLES[reading.level]
+    return Text(f" {_sign(reading.level, glyphs)} {reading.head}", style) + Text(f"  {reading.detail}")
+
+
+def _points(rows: Sequence[RequestRow]) -> list[Point]:
+    return [(row.lcp_similarity_ratio, verdict_style(row)) for row in rows if row.api is not None]
+
+
+def _sim_best_words(snapshot: Snapshot) -> Text:
+    newest = next((row for row in reversed(snapshot.requests) if row.lcp_similarity_ratio is not None), None)
+    text = Text(" sim_best ", "bold")
+    if newest is None:
+        text.append(figures.UNKNOWN, "dim")
+    else:
+        text.append(figures.ratio(newest.lcp_similarity_ratio), verdict_style(newest))
+    if snapshot.server.similarity_threshold_ratio is not None:
+        text.append(f" (> {snapshot.server.similarity_threshold_ratio:.2f})", "dim")
+    return text
+
+
+def _totals_words(snapshot: Snapshot, width: int) -> Text:
+    text = Text(" reuse ", "bold")
+    text.append(figures.percent(recent_reuse_ratio(snapshot.requests)))
+    saved = saved_s(snapshot)
+    text.append("  saved ", "bold")
+    if saved is None:
+        text.append(figures.UNKNOWN)
+    else:
+        text.append(figures.duration(saved))
+        if width >= 100:
+            text.append(f" in {figures.plural(snapshot.totals.requests, 'turn')}")
+    text.append(" ")
+    return text
+
+
+def _history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Text:
+    left, right = _sim_best_words(snapshot), _totals_words(snapshot, width)
+    left.append("  ")
+    left += sparkline(_points(snapshot.requests), width - left.cell_len - right.cell_len - 1, glyphs)
+    return _spread(left, right, width, glyphs)
+
+
+def _tall_history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
+    threshold_ratio = snapshot.server.similarity_threshold_ratio
+    title = _spread(_sim_best_words(snapshot), _totals_words(snapshot, width), width, glyphs)
+    points = _points(snapshot.requests)
+    if not points:
+        return [title]
+    rows = chart(points, width - 2, CHART_ROWS, threshold_ratio, glyphs)
+    return [title, *(Text(" ") + row for row in rows)]
+
+
+def _middle(snapshot: Snapshot, width: int, room: int, now_s: float, glyphs: Glyphs) -> list[Text]:
+    if not snapshot.requests:
+        body = _empty(snapshot, now_s, glyphs)
+        warnings = _warnings(snapshot, 2 if room < 30 else 6, glyphs)
+        log = _log(snapshot, width, room - len(body) - len(warnings), glyphs)
+        return body + warnings + log
+    running = _running(snapshot, width, 2 if room < 30 else 8, glyphs)
+    warnings = _warnings(snapshot, 1 if room < 30 else 4, glyphs)
+    room -= len(running) + len(warnings) + 1
+    table = RequestTable(width, glyphs)
+    log_least = min(len(snapshot.log_lines), 4 if room < 30 else 10)
+    log_least += 1 if log_least else 0
+    rows = table.block(snapshot.requests, max(1, room - log_least))
+    lines = [table.heading(), *rows, *running, *warnings]
+    return lines + _log(snapshot, width, room - len(rows), glyphs)
+
+
+def _empty(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> list[Text]:
+    """What to read before the first request: what is happening, or how to begin."""
+    lines = [Text()]
+    if snapshot.state in _STEPS and snapshot.state is not State.READY:
+        at = _ORDER.index(snapshot.state)
+        for index, state in enumerate(_ORDER):
+            if index < at:
+                lines.append(Text(f"   {glyphs.good} {_STEPS[state]}", "green"))
+            elif index == at:
+                step = Text(f"   {glyphs.arrow} {_STEPS[state]}", "bold yellow")
+                if snapshot.state_since_s is not None:
+                    step.append(f"  for {figures.duration(now_s - snapshot.state_since_s)}", "default")
+                if snapshot.server.rss_bytes is not None:
+                    step.append(f", {figures.memory(snapshot.server.rss_bytes)} in memory", "default")
+                lines.append(step)
+            else:
+                lines.append(Text(f"   {glyphs.idle} {_STEPS[state]}", "dim"))
+        lines.append(Text())
+        if snapshot.state is State.LOADING:
+            lines.append(Text("   The first start after a new build or driver compiles shaders: that takes minutes.", "dim"))
+        lines.append(Text(f"   Clients may connect to {snapshot.proxy_url} now: their requests wait.", "dim"))
+    elif snapshot.state is State.READY:
+        lines.append(Text("   No request yet.  Point a client at ") + Text(f"{snapshot.proxy_url}/v1", "bold cyan"))
+        lines.append(Text("   (OpenAI chat and responses, Anthropic messages), or try:", "dim"))
+        lines.append(Text())
+        lines.append(Text(f"   curl {snapshot.proxy_url}/v1/chat/completions \\"))
+        lines.append(Text("""     -d '{"messages":[{"role":"user","content":"Hello"}],"max_tokens":32}'"""))
+    else:
+        lines.append(Text(f"   {state_sentence(snapshot, now_s)}"))
+    lines.append(Text())
+    return lines
+
+
+def _running(snapshot: Snapshot, width: int, most: int, glyphs: Glyphs) -> list[Text]:
+    """A progress bar for each prefill that runs."""
+    lines: list[Text] = []
+    for row in snapshot.requests:
+        if row.verdict is not None or not row.processed_tokens or not row.prompt_tokens:
+            continue
+        ratio = min(1.0, row.processed_tokens / row.prompt_tokens)
+        slot = figures.UNKNOWN if row.slot is None else str(row.slot)
+        text = Text(f" slot {slot} ", "bold")
+        text += progress_bar(ratio, max(10, min(40, width // 4)), glyphs, "cyan")
+        text.append(f" {figures.percent(ratio):>5}  {row.processed_tokens:,}/{row.prompt_tokens:,}")
+        text.append(f"  {one_line(row.client or '')} {one_line(row.side or '')}".rstrip(), "dim")
+        lines.append(text)
+    return lines[-most:]
+
+
+def _warnings(snapshot: Snapshot, most: int, glyphs: Glyphs) -> list[Text]:
+    lines: list[Text] = []
+    for time_s, level, text in snapshot.notices:
+        if level == "info":
+            continue
+        sign, style = (glyphs.bad, "bold red") if level == "error" else (glyphs.warn, "bold yellow")
+        lines.append(
+            Text(f" {sign} ", style) + Text(f"{figures.clock_time(time_s)} ", "dim") + Text(one_line(text), "yellow")
+        )
+    return lines[-most:]
+
+
+def _log(snapshot: Snapshot, width: int, room: int, glyphs: Glyphs) -> list[Text]:
+    if room < 2 or not snapshot.log_lines:
+        return []
+    title = Text(f"{glyphs.rule * 2} llama-server's log ", "dim")
+    title.append(glyphs.rule * max(0, width - title.cell_len), "dim")
+    return [title, *(Text(f" {one_line(line)}", "dim") for line in snapshot.log_lines[-(room - 1) :])]
+
+
+def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
+    left = Text(f" {snapshot.proxy_url}", "cyan")
+    totals = snapshot.totals
+    if totals.ts_removed or totals.msg_ids_removed:
+        left.append(f"  stripped: ids {totals.msg_ids_removed:,}, ts {totals.ts_removed:,}", "dim")
+    right = Text("Ctrl-C stops ", "dim")
+    return [_spread(left, right, width, glyphs)]

@@ -1,0 +1,151 @@
+"""
+What a Snapshot means, in one sentence: is the cache working, and if not, why?  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvstack.core.lifecycle import State
+from kvstack.core.snapshot import RequestRow, Snapshot
+from kvstack.terminal.figures import duration, one_line, percent, plural, seconds, tokens
+
+__all__ = ["Level", "Reading", "level_of", "read", "recent_reuse_ratio", "saved_s", "state_sentence"]
+
+Level = Literal["good", "warn", "bad", "idle"]
+
+_LEVELS: dict[str, Level] = {
+    "HIT": "good",
+    "WARM": "good",
+    "RESTORED": "good",
+    "PARTIAL": "warn",
+    "TRUNCATED": "warn",
+    "COLD": "warn",
+    "REPROCESS": "bad",
+    "EVICTED": "bad",
+    "TEMPLATE": "bad",
+    "FAILED": "bad",
+    "CANCELLED": "idle",
+    "UNKNOWN": "idle",
+}
+
+RECENT = 10
+"""Requests over which the reuse is summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """
+    The answer of one glance.
+
+    Attributes:
+        level: What colour and sign it gets.
+        head: Two or three words.
+        detail: The rest of the sentence.
+    """
+
+    level: Level
+    head: str
+    detail: str
+
+
+def level_of(verdict: str | None) -> Level:
+    """
+    How good a verdict is.
+    """
+    return _LEVELS.get(verdict or "", "idle")
+
+
+def _judged(snapshot: Snapshot) -> list[RequestRow]:
+    """Requests that say something of the cache; a client's side requests (titles, memory) only if there is nothing else."""
+    judged = [row for row in snapshot.requests if row.verdict not in {None, "CANCELLED", "UNKNOWN"}]
+    return [row for row in judged if row.side is None] or judged
+
+
+def recent_reuse_ratio(rows: Iterable[RequestRow]) -> float | None:
+    """
+    Cached / prompt tokens over the newest requests whose figures are known.
+    """
+    known = [row for row in rows if row.prompt_tokens and row.cached_tokens is not None][-RECENT:]
+    prompt = sum(row.prompt_tokens or 0 for row in known)
+    return sum(row.cached_tokens or 0 for row in known) / prompt if prompt else None
+
+
+def saved_s(snapshot: Snapshot) -> float | None:
+    """
+    Seconds of prefill that the cache saved since the start, by the prefill rate that this run measured.
+    """
+    totals = snapshot.totals
+    if not totals.evaluated_tokens or not totals.prefill_ms:
+        return None
+    return totals.cached_tokens * totals.prefill_ms / totals.evaluated_tokens / 1000
+
+
+def state_sentence(snapshot: Snapshot, now_s: float) -> str:
+    """
+    What a stack that is not ready does, and for how long.
+    """
+    since = "" if snapshot.state_since_s is None else f" for {duration(now_s - snapshot.state_since_s)}"
+    reason = one_line(snapshot.reason)
+    match snapshot.state:
+        case State.STARTING:
+            return f"starting llama-server{since}"
+        case State.LOADING:
+            return f"llama-server loads the model{since}"
+        case State.WARMING:
+            return f"evaluating the prefix{since}, so that the first request finds it cached"
+        case State.BACKOFF:
+            return f"{reason or 'llama-server died'}; the next start comes soon ({plural(snapshot.restarts, 'restart')})"
+        case State.STOPPING:
+            return f"streams end, then llama-server{f' ({reason})' if reason else ''}"
+        case State.FAILED | State.STOPPED:
+            return reason or "nothing runs"
+        case State.READY:
+            return reason
+
+
+def read(snapshot: Snapshot, now_s: float) -> Reading:
+    """
+    The sentence for *snapshot*.
+    """
+    if snapshot.state is not State.READY:
+        level: Level = "bad" if snapshot.state in {State.FAILED, State.BACKOFF} else "idle"
+        return Reading(level, snapshot.state.upper(), state_sentence(snapshot, now_s))
+    judged = _judged(snapshot)
+    if not judged:
+        if any(row.verdict == "UNKNOWN" for row in snapshot.requests):
+            return Reading("idle", "NO FIGURES YET", "neither an answer nor the log told what was cached")
+        if snapshot.warmup.outcome == "done":
+            warm = f"{tokens(snapshot.warmup.prompt_tokens)} tokens are warm"
+        elif snapshot.warmup.outcome == "failed":
+            return Reading("warn", "READY, NOT WARM", f"the warm-up failed: {one_line(snapshot.warmup.detail)}")
+        else:
+            warm = "nothing is warm yet: the first prompt will be evaluated in full"
+        return Reading("idle", "READY", f"waiting for the first request; {warm}")
+    last = judged[-1]
+    return _of_row(last, recent_reuse_ratio(judged), min(len(judged), RECENT))
+
+
+def _of_row(row: RequestRow, recent_ratio: float | None, count: int) -> Reading:
+    level = level_of(row.verdict)
+    cost = f"{tokens(row.evaluated_tokens)} tokens evaluated"
+    if row.prefill_ms is not None:
+        cost += f" in {seconds(row.prefill_ms)}"
+    cause = one_line(row.cause) if row.cause else ""
+    because = f"{cause}: {cost}" if cause else cost
+    over = "prompt" if count == 1 else plural(count, "prompt")
+    match row.verdict:
+        case "FAILED":
+            return Reading("bad", "REQUEST FAILED", one_line(row.error or row.cause or "no reason given"))
+        case "COLD":
+            return Reading("warn", "COLD", because if cause else f"the last prompt found nothing cached: {cost}")
+        case "TRUNCATED":
+            return Reading("warn", "CONTEXT FULL", because)
+        case "PARTIAL":
+            return Reading("warn", "CACHE PARTLY", because)
+        case _ if level == "good":
+            return Reading("good", "CACHE WORKS", f"{percent(recent_ratio)} of the last {over} came from the cache")
+        case _:
+            return Reading(level, "CACHE MISSED", because if cause else f"{row.verdict}: {cost}")

@@ -1,0 +1,74 @@
+"""
+A Snapshot from the JSON of `GET /kvstack/status`, so that `status` draws with the dashboard's own hand.
+
+The other process may be of another version: unknown fields are passed over, missing ones keep their defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+from kvstack.core.lifecycle import State
+from kvstack.core.snapshot import Snapshot
+
+__all__ = ["snapshot_from_dict"]
+
+
+def snapshot_from_dict(data: dict[str, Any]) -> Snapshot:
+    """
+    The inverse of `Snapshot.to_dict`, as far as *data* goes.
+    """
+    flat = dict(data)
+    proxy = flat.pop("proxy", None)
+    flat["proxy_url"] = proxy.get("url") if isinstance(proxy, dict) else None
+    flat["name"] = str(flat.get("name") or "?")
+    flat["proxy_url"] = str(flat["proxy_url"] or "?")
+    snapshot = _build(Snapshot, flat)
+    assert isinstance(snapshot, Snapshot)
+    return snapshot
+
+
+def _build(kind: type[Any], data: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    stripped = data.get("stripped")
+    source = {**data, **stripped} if isinstance(stripped, dict) else data
+    for field in dataclasses.fields(kind):
+        if not field.init or field.name not in source:
+            continue
+        try:
+            values[field.name] = _value(hints[field.name], source[field.name])
+        except (TypeError, ValueError, KeyError):
+            continue
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any) -> Any:
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
+    if origin in {typing.Union, types.UnionType}:
+        if value is None:
+            return None
+        return _value(next(kind for kind in arguments if kind is not type(None)), value)
+    if origin is tuple:
+        if not isinstance(value, list | tuple | dict):
+            raise TypeError("no list")
+        if isinstance(value, dict):  # a record that the Snapshot keeps as a tuple of pairs, or as one tuple
+            value = list(value.items()) if typing.get_origin(arguments[0]) is tuple else list(value.values())
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(_value(arguments[0], item) for item in value)
+        return tuple(_value(kind, item) for kind, item in zip(arguments, value, strict=True))
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, dict):
+            raise TypeError("no object")
+        return _build(hint, value)
+    if hint is State:
+        return State(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and not isinstance(value, hint):
+        raise TypeError(f"no {hint.__name__}")
+    return value

@@ -1,0 +1,180 @@
+"""
+The table of requests: which columns fit a width, and what stands in them.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.text import Text
+
+from kvstack.core.snapshot import RequestRow
+from kvstack.terminal import figures
+from kvstack.terminal.glyphs import Glyphs, cut
+from kvstack.terminal.reading import Level, level_of
+
+__all__ = ["STYLES", "verdict_style", "RequestTable", "api_word"]
+
+STYLES: dict[Level, str] = {"good": "bold green", "warn": "bold yellow", "bad": "bold red", "idle": "dim"}
+
+_API_WORDS = {"chat": "chat", "responses": "resp", "messages": "msgs", "completion": "comp"}
+WHY_WIDTH = 32
+"""Cells that the reason needs to stand in the row; with less it gets a line of its own below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """
+    One column.
+
+    Attributes:
+        title: Its heading.
+        width: In cells.
+        rank: The columns of the lowest ranks are the first to get a place, 1 before 2.
+        cell: Its text.
+        justify: Side that the text stands at.
+    """
+
+    title: str
+    width: int
+    rank: int
+    cell: Callable[[RequestRow], str]
+    justify: Literal["left", "right"] = "right"
+
+
+def api_word(row: RequestRow) -> str:
+    """
+    The API of a request in at most four letters.
+    """
+    if row.api is None:
+        return figures.UNKNOWN
+    return _API_WORDS.get(row.api, figures.one_line(row.api)[:4])
+
+
+def verdict_style(row: RequestRow) -> str:
+    """
+    The style that carries a row's verdict.
+    """
+    return "cyan" if row.verdict is None else STYLES[level_of(row.verdict)]
+
+
+def _verdict(row: RequestRow) -> str:
+    if row.verdict is not None:
+        return row.verdict
+    if row.phase == "answering":
+        return "decode"
+    if row.phase == "forwarded":
+        if row.processed_tokens and row.prompt_tokens:
+            return f"pre {figures.percent(min(1.0, row.processed_tokens / row.prompt_tokens))}"
+        return "prefill"
+    return {"received": "waits"}.get(row.phase, row.phase)
+
+
+def _count(value: int | None, width: int) -> str:
+    text = figures.tokens(value)
+    return text if len(text) <= width else text.replace(",", "")
+
+
+def _columns(count: int) -> tuple[Column, ...]:
+    return (
+        Column("time", 8, 1, lambda row: figures.clock_time(row.time_s), "left"),
+        Column("api", 4, 4, api_word, "left"),
+        Column("client", 12, 8, lambda row: row.side or row.client or figures.UNKNOWN, "left"),
+        Column("prompt", count, 2, lambda row: _count(row.prompt_tokens, count)),
+        Column("cached", count, 2, lambda row: _count(row.cached_tokens, count)),
+        Column("new", count, 2, lambda row: _count(row.evaluated_tokens, count)),
+        Column("reuse", 5, 7, lambda row: figures.percent(row.reuse_ratio)),
+        Column("sim_best", 8, 3, lambda row: figures.ratio(row.lcp_similarity_ratio)),
+        Column("prefill", 7, 3, lambda row: figures.seconds(row.prefill_ms)),
+        Column("TTFT", 5, 5, lambda row: figures.seconds(row.ttft_ms)),
+        Column("out", count, 9, lambda row: _count(row.generated_tokens, count)),
+        Column("tok/s", 5, 5, lambda row: figures.rate(row.decode_tokens_per_s)),
+        Column("ids", 3, 6, lambda row: str(row.msg_ids_removed) if row.msg_ids_removed else figures.UNKNOWN),
+        Column("ts", 2, 6, lambda row: str(row.ts_removed) if row.ts_removed else figures.UNKNOWN),
+        Column("verdict", 9, 1, _verdict, "left"),
+    )
+
+
+class RequestTable:
+    """
+    The layout for one width.
+
+    Attributes:
+        why_inline: Whether the reason of a verdict has a column, or a line of its own.
+    """
+
+    def __init__(self, width: int, glyphs: Glyphs) -> None:
+        self._width = width
+        self._glyphs = glyphs
+        everything = _columns(6 if width < 90 else 7)
+        chosen: set[str] = set()
+        used = -1
+        for rank in sorted({column.rank for column in everything}):
+            group = [column for column in everything if column.rank == rank]
+            need = sum(column.width + 1 for column in group)
+            if used + need > width:
+                break
+            used += need
+            chosen.update(column.title for column in group)
+        self._columns = [column for column in everything if column.title in chosen]
+        self._why_width = width - used - 2
+        self.why_inline = self._why_width >= WHY_WIDTH
+
+    def heading(self) -> Text:
+        """
+        The line of titles.
+        """
+        cells = [_justified(column.title, column) for column in self._columns]
+        if self.why_inline:
+            cells.append("why")
+        return cut(Text(" ".join(cells), "bold"), self._width, self._glyphs)
+
+    def lines(self, row: RequestRow) -> list[Text]:
+        """
+        One request: its row and, where it does not fit in, the reason below.
+        """
+        text = Text()
+        for column in self._columns:
+            if text:
+                text.append(" ")
+            if column.title == "verdict":
+                text.append(_justified(column.cell(row), column), verdict_style(row))
+            else:
+                shown = cut(Text(figures.one_line(column.cell(row))), column.width, self._glyphs).plain.rstrip()
+                text.append(_justified(shown, column), _cell_style(column.title, row))
+        why = figures.one_line(row.cause or row.error or "")
+        lines = [text]
+        if why and self.why_inline:
+            text.append(f" {why}", "italic")
+        elif why:
+            lines.append(Text(f"  {self._glyphs.corner} ", "dim") + Text(why, "italic"))
+        return [cut(line, self._width, self._glyphs) for line in lines]
+
+    def block(self, rows: Sequence[RequestRow], height: int) -> list[Text]:
+        """
+        The newest requests that fit into *height* lines, the newest first.
+        """
+        lines: list[Text] = []
+        for row in reversed(rows):
+            more = self.lines(row)
+            if len(lines) + len(more) > height:
+                if len(lines) < height:
+                    lines.append(more[0])
+                break
+            lines += more
+        return lines
+
+
+def _justified(text: str, column: Column) -> str:
+    missing = max(0, column.width - Text(text).cell_len)
+    return " " * missing + text if column.justify == "right" else text + " " * missing
+
+
+def _cell_style(title: str, row: RequestRow) -> str:
+    if title in {"time", "api", "client"}:
+        return "dim"
+    if title in {"sim_best", "cached", "new"}:
+        return verdict_style(row).removeprefix("bold ") if row.verdict else "cyan"
+    return ""
