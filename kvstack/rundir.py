@@ -260,9 +260,10 @@ class RawLog:
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Unbuffered: `logs -f` and a person's own `tail` see a line when the server wrote it.
-        self._file = self.path.open("ab", buffering=0)
-        self.path.chmod(0o600)
-        self._size = self.path.stat().st_size
+        # For the owner alone: a log may hold what users wrote.
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
+        self._size = os.fstat(self._file.fileno()).st_size
 
     def _close(self) -> None:
         if self._file is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-__all__ = ["Answer", "Health", "Headers", "Props", "Upstream", "UpstreamError"]
+__all__ = ["Answer", "Headers", "Health", "Props", "Upstream", "UpstreamError"]
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Header pairs in their order, names as they came; a header may stand more than once."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,11 +62,10 @@ def free_port() -> int:
 
 
 @pytest.fixture(autouse=True)
-def _own_directories(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_directories(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep every test's state and cache away from the user's, and from other tests'."""
     directory = tmp_path_factory.mktemp("kvstack")
     monkeypatch.setenv("KVSTACK_STATE_DIR", str(directory / "state"))
     monkeypatch.setenv("KVSTACK_CACHE_DIR", str(directory / "cache"))
     for name in ("KVSTACK_LLAMA_SERVER", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    yield

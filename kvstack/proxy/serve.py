@@ -63,6 +63,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         # Signals are the composition root's: they stop the whole stack in order, not the HTTP server alone.
@@ -110,8 +118,7 @@ class ProxyServer:
         """
         Wait until connections are accepted.
         """
-        while not self._server.started:
-            await asyncio.sleep(0.005)
+        await self._server.listening.wait()
 
     def stop(self) -> None:
         """

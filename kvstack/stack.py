@@ -1,0 +1,440 @@
+"""
+The composition root: a Config becomes running parts, started and stopped in order.
+
+`make_plan` does everything that can fail before a process is started; `Stack` runs the plan.  Start: lock, sweep what
+a killed run left, bind the proxy's port, serve, spawn, wait for health, warm up, ready.  Stop: accept no more, let
+streams end, close the upstream's connections, end the child, give the lock back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+import kvstack
+from kvstack.bus import Bus
+from kvstack.core.config import Config
+from kvstack.core.events import LogFactSeen, LogLineSeen, Notice, ServerDescribed, WarmupEnded
+from kvstack.core.lifecycle import State
+from kvstack.core.snapshot import Snapshot
+from kvstack.errors import AlreadyRunning, ConfigError, KvstackError, NotReady, PortTaken, Problem, StartFailed
+from kvstack.llama.answers import AnswerTap
+from kvstack.llama.command import Command, check_devices, child_environment, server_argv
+from kvstack.llama.log import LogReader
+from kvstack.process.identity import ProcessIdentity, identify, is_alive, sweep
+from kvstack.process.models import resolve_model
+from kvstack.process.probe import find_binary, probe
+from kvstack.process.supervisor import Hooks, Launch, Supervisor
+from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.rules import RuleSet, RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt
+from kvstack.proxy.app import make_app
+from kvstack.proxy.forward import Forward
+from kvstack.proxy.serve import ProxyServer, bind
+from kvstack.rundir import RawLog, RunDir, RunFile, cache_dir, names, new_token
+from kvstack.upstream import Props, Upstream, UpstreamError
+
+__all__ = ["Plan", "Stack", "load_rules", "make_plan"]
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    What `up` is going to do.
+
+    Attributes:
+        config: The parsed config.
+        config_path: Its file, absolute.
+        rules: The rules, compiled.
+        warmup: The warm-up request before the rules, or None: off, or no prefix known.
+        command: The llama-server's command, or None when attached.
+        env: The llama-server's environment.
+        notices: What a person should know before the start.
+        model: The model file, if it is one.
+    """
+
+    config: Config
+    config_path: Path
+    rules: RuleSet
+    warmup: WarmupRequest | None
+    command: Command | None = None
+    env: Mapping[str, str] | None = None
+    notices: tuple[str, ...] = ()
+    model: Path | None = None
+
+
+def load_rules(config: Config) -> RuleSet:
+    """
+    Read the packs that come with kvstack and compile them with the config's switches.
+    """
+    files = sorted(
+        (item for item in resources.files("kvstack.packs").iterdir() if item.name.endswith(".toml")),
+        key=lambda item: item.name,
+    )
+    packs = [parse_pack(file.read_text(encoding="utf-8"), file.name) for file in files]
+    settings = RuleSettings(
+        strip_message_ids=config.proxy.strip_message_ids, strip_timestamps=config.proxy.strip_timestamps
+    )
+    return compile_rules(packs, settings)
+
+
+def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> Plan:
+    """
+    Find the binary and the model, ask the binary what it can do, and build its command.
+
+    Args:
+        config: The parsed config.
+        config_path: Its file, absolute.
+        environ: The environment of this process.
+        dry_run: Only the command is wanted: a model or a device that is not on this machine is no error.
+
+    Raises:
+        KvstackError: Whatever stands in the way.
+    """
+    rules = load_rules(config)
+    warmup = _warmup_request(config)
+    if config.attached:
+        return Plan(config, config_path, rules, warmup)
+    binary = find_binary(config, environ)
+    env, env_notices = child_environment(config, environ)
+    capabilities = probe(binary, env, cache_dir())
+    model = resolve_model(config, cache_dir(), must_exist=not dry_run)
+    command = server_argv(config, capabilities, str(binary), str(model) if model is not None else None)
+    if not dry_run:
+        check_devices(config, capabilities)
+    return Plan(config, config_path, rules, warmup, command, env, (*env_notices, *command.notices), model)
+
+
+def _warmup_request(config: Config) -> WarmupRequest | None:
+    warmup = config.warmup
+    if not warmup.enabled:
+        return None
+    if warmup.system_prompt is not None:
+        return from_system_prompt(warmup.system_prompt)
+    if warmup.system_prompt_file is not None:
+        return from_system_prompt(_read_text("warmup.system_prompt_file", warmup.system_prompt_file))
+    if warmup.request_file is not None:
+        text = _read_text("warmup.request_file", warmup.request_file)
+        request = from_recording(text, warmup.path)
+        if isinstance(request, Problem):
+            raise ConfigError(str(warmup.request_file), [request], "Record one request of the client as JSON.")
+        return request
+    return None
+
+
+def _read_text(key: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise ConfigError(
+            key, [Problem(key, f"{path}: {reason}")], "Correct the path; relative paths start at the config file."
+        ) from None
+
+
+class Stack:
+    """
+    One running server and proxy.
+
+    Attributes:
+        bus: Where events go and the Snapshot is.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        config = plan.config
+        self._plan = plan
+        self._run_dir = RunDir(config.name)
+        self._raw_log = RawLog(self._run_dir.log_path)
+        self._token = new_token()
+        self.bus = Bus(Snapshot(config.name, config.proxy_url))
+        self._upstream = Upstream(config.upstream_url, config.server.api_key)
+        self._forward = Forward(
+            self._upstream,
+            self._strip,
+            self._wait_ready,
+            self.bus.publish,
+            max_body_bytes=config.proxy.max_body_mib * 1024 * 1024,
+            ready_timeout_s=config.proxy.ready_timeout_s,
+            cors_origins=config.proxy.cors_origins,
+        )
+        self._readers: dict[int, LogReader] = {}
+        self._props = Props()
+        self._memory = ConversationMemory()
+        self._warming = asyncio.Lock()
+        self._server: ProxyServer | None = None
+        self._supervisor = Supervisor(self._launch(), self._hooks(), self._raw_log)
+
+    # What the control routes need
+
+    def snapshot(self) -> Snapshot:
+        """
+        The stack as it is now.
+        """
+        return self.bus.snapshot
+
+    def request_stop(self, reason: str) -> None:
+        """
+        Begin the orderly stop; a second call changes nothing.
+        """
+        self._supervisor.stop(reason)
+
+    def kill(self) -> None:
+        """
+        Stop now: the child is killed, open streams are cut off.
+        """
+        self._supervisor.kill()
+
+    async def warm_up(self) -> WarmupEnded:
+        """
+        Evaluate the known prefix, so that the next request finds it in the cache.
+
+        Raises:
+            NotReady: There is no healthy server to warm.
+        """
+        if self._supervisor.state not in {State.READY, State.WARMING}:
+            raise NotReady("The stack is not ready", f"state: {self._supervisor.state}", "Wait until it is.")
+        async with self._warming:
+            ended = await self._warm_up()
+        self.bus.publish(ended)
+        if ended.outcome == "failed":
+            self.bus.publish(Notice(ended.time_s, "warning", f"The warm-up failed: {ended.detail}"))
+        return ended
+
+    # Life
+
+    async def run(self, on_started: Callable[[], None] | None = None) -> None:
+        """
+        Run until stopped.
+
+        Args:
+            on_started: Called when the proxy listens and the run file is written, long before the model is loaded.
+
+        Raises:
+            KvstackError: The stack could not start, or its llama-server is lost.
+        """
+        config = self._plan.config
+        self._run_dir.lock()
+        try:
+            await self._clear_the_way()
+            listener = self._bind()
+            app = make_app(self._forward, self, self._token)
+            server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s)
+            for text in self._plan.notices:
+                self.bus.publish(Notice(time.time(), "warning", text))
+            async with asyncio.TaskGroup() as group:
+                serving = group.create_task(server.run())
+                try:
+                    await _first_of(server.started(), serving)
+                    self._write_run_file()
+                    if on_started is not None:
+                        on_started()
+                    await self._supervisor.run()
+                finally:
+                    server.stop()
+                    await self._forward.close_exchanges(0)
+        except BaseExceptionGroup as group_error:
+            raise _the_one(group_error) from None
+        finally:
+            await self._upstream.close()
+            self._raw_log.close()
+            self._run_dir.clear()
+            self._run_dir.unlock()
+
+    async def _clear_the_way(self) -> None:
+        left = self._run_dir.read()
+        if left is None:
+            return
+        # We hold the lock, so whoever wrote this file is gone; its llama-server may not be.
+        if left.server_pid is not None and left.server_started_s is not None and left.server_argv0 is not None:
+            identity = ProcessIdentity(left.server_pid, left.server_started_s)
+            swept = await asyncio.to_thread(sweep, identity, left.server_argv0)
+            if swept:
+                text = f"Ended the llama-server that a killed run of this stack left behind (pid {left.server_pid})"
+                self.bus.publish(Notice(time.time(), "warning", text))
+        self._run_dir.clear()
+
+    def _bind(self) -> socket.socket:
+        proxy = self._plan.config.proxy
+        try:
+            return bind(proxy.host, proxy.port)
+        except PortTaken:
+            for name in names():
+                run = RunDir(name).read()
+                if run is None or run.proxy_url.rpartition(":")[2] != str(proxy.port):
+                    continue
+                if is_alive(ProcessIdentity(run.pid, run.started_s)):
+                    raise AlreadyRunning(
+                        f"The proxy's port {proxy.port} is held by the stack {name!r}",
+                        f"pid {run.pid}, {run.proxy_url}, {run.config_path}",
+                        f"End it with `kvstack down {name}`, or choose another port: `--set proxy.port=...`.",
+                    ) from None
+            raise
+
+    def _write_run_file(self) -> None:
+        me = identify(os.getpid())
+        assert me is not None
+        config = self._plan.config
+        self._run_dir.write(
+            RunFile(
+                config.name,
+                me.pid,
+                me.started_s,
+                config.proxy_url,
+                self._token,
+                str(self._plan.config_path),
+                str(self._run_dir.log_path),
+                kvstack.__version__,
+            )
+        )
+
+    # Parts
+
+    def _launch(self) -> Launch | None:
+        plan, server = self._plan, self._plan.config.server
+        if plan.command is None:
+            return None
+        return Launch(
+            plan.command.argv,
+            plan.command.display,
+            plan.env or {},
+            server.host,
+            server.port,
+            server.max_restarts,
+            server.stall_timeout_s,
+            server.stop_timeout_s,
+        )
+
+    def _hooks(self) -> Hooks:
+        return Hooks(
+            publish=self.bus.publish,
+            output=self._output,
+            health=self._upstream.health,
+            verify=self._verify,
+            warm=self._warm,
+            release_upstream=self._release_upstream,
+            spawned=self._spawned,
+        )
+
+    def _spawned(self, identity: ProcessIdentity) -> None:
+        assert self._plan.command is not None
+        self._run_dir.set_server(identity.pid, identity.started_s, self._plan.command.argv[0])
+
+    def _output(self, data: bytes, run: int) -> None:
+        reader = self._readers.get(run)
+        if reader is None:
+            self._readers = {run: LogReader()}
+            reader = self._readers[run]
+        batch = reader.feed(data)
+        now = time.time()
+        for line in batch.lines:
+            self.bus.publish(LogLineSeen(now, line))
+        for fact in batch.facts:
+            self.bus.publish(LogFactSeen(now, run, fact))
+
+    async def _verify(self, pid: int | None) -> None:
+        config = self._plan.config
+        try:
+            props = await self._upstream.props()
+        except UpstreamError as error:
+            if pid is not None:
+                raise StartFailed(
+                    "The llama-server is healthy but tells nothing of itself",
+                    f"{config.upstream_url}/props: {error}",
+                    "Set server.api_key if it asks for one.",
+                ) from None
+            self.bus.publish(Notice(time.time(), "warning", f"{config.upstream_url}/props: {error}"))
+            props = Props()
+        self._props = props
+        if pid is not None and self._plan.model is not None and props.model is not None:
+            ours, theirs = self._plan.model, Path(props.model)
+            if ours.name != theirs.name:
+                raise PortTaken(
+                    f"Another llama-server answers on port {config.server.port}",
+                    f"it serves {theirs}, not {ours}",
+                    "End it, or choose another port: `--set server.port=...`.",
+                )
+        self.bus.publish(
+            ServerDescribed(
+                time.time(),
+                url=config.upstream_url,
+                build=props.build,
+                model=Path(props.model).name if props.model else None,
+                ctx_per_slot=props.ctx_per_slot,
+                slots=props.slots,
+                device=config.server.device if not config.attached else None,
+            )
+        )
+        if not config.attached and props.ctx_per_slot is not None and props.ctx_per_slot < config.server.ctx_size:
+            text = (
+                f"Each slot has {props.ctx_per_slot:,} tokens of context, not the {config.server.ctx_size:,} of the"
+                f" config ({props.slots} slots; the model's training context may be smaller)"
+            )
+            self.bus.publish(Notice(time.time(), "warning", text))
+
+    async def _warm(self) -> None:
+        try:
+            await self.warm_up()
+        except KvstackError as error:
+            self.bus.publish(Notice(time.time(), "warning", f"The warm-up failed: {error.what}"))
+
+    async def _warm_up(self) -> WarmupEnded:
+        request = self._plan.warmup
+        if request is None:
+            return WarmupEnded(time.time(), "no prefix known" if self._plan.config.warmup.enabled else "off")
+        # Through the rules that traffic goes through: only the same bytes are the same prefix.
+        stripped = self._strip(request.body, request.path, list(request.headers), remember=False)
+        begun = time.monotonic()
+        try:
+            answer = await self._upstream.request("POST", request.path, raw=stripped.body)
+        except UpstreamError as error:
+            return WarmupEnded(time.time(), "failed", detail=str(error))
+        duration_ms = (time.monotonic() - begun) * 1000.0
+        if answer.status != 200:
+            text = answer.body[:300].decode("utf-8", "replace")
+            return WarmupEnded(time.time(), "failed", detail=f"HTTP {answer.status}: {text}", duration_ms=duration_ms)
+        tap = AnswerTap(0, stripped.api, answer.content_type)
+        tap.feed(answer.body)
+        facts = tap.result()
+        return WarmupEnded(time.time(), "done", facts.prompt_tokens, facts.evaluated_tokens, duration_ms)
+
+    async def _release_upstream(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        await self._forward.close_exchanges(self._plan.config.server.stop_timeout_s)
+
+    async def _wait_ready(self, timeout_s: float) -> bool:
+        return await self._supervisor.wait_ready(timeout_s)
+
+    def _strip(self, body: bytes, path: str, headers: list[tuple[str, str]], *, remember: bool = True) -> Stripped:
+        memory = self._memory if remember else None
+        return apply_rules(body, path, self._plan.rules, memory, headers, self._props.chat_template)
+
+
+async def _first_of(wanted: Awaitable[_Result], other: asyncio.Task[None]) -> None:
+    """Wait for *wanted*, but not longer than *other* lives."""
+    waiting = asyncio.ensure_future(wanted)
+    try:
+        await asyncio.wait({waiting, other}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+
+
+def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that a person should see of those that came together."""
+    ours, rest = group.split(KvstackError)
+    chosen: BaseException = ours if ours is not None else rest if rest is not None else group
+    while isinstance(chosen, BaseExceptionGroup):
+        chosen = chosen.exceptions[0]
+    return chosen
