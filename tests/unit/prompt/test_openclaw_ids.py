@@ -1,0 +1,217 @@
+"""OpenClaw 2026.2.17: ids in the system block and in user blocks, timestamps at the start of the user's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from kvstack.prompt.dialects import Api
+from kvstack.prompt.rules import RuleSet, Stripped, apply_rules
+
+SYSTEM = (
+    'You help.\n\n```json\n{{\n  "schema": "openclaw.inbound_meta.v1",\n{keys}  "channel": "web"\n}}\n```\n# More\n'
+)
+USER = 'Conversation info (untrusted metadata):\n```json\n{\n  "message_id": "m-1",\n  "sender": "cli"\n}\n```\n\n'
+USER_BARE = 'Conversation info (untrusted metadata):\n```json\n{\n  "sender": "cli"\n}\n```\n\n'
+
+
+def system(**keys: object) -> str:
+    """An OpenClaw system text with these keys in its block."""
+    return SYSTEM.format(keys="".join(f'  "{key}": {json.dumps(value)},\n' for key, value in keys.items()))
+
+
+def chat(user: object, system_text: str | None = None) -> dict[str, object]:
+    """A chat body with one user turn."""
+    return {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": system(message_id="m-1") if system_text is None else system_text},
+            {"role": "user", "content": user},
+        ],
+    }
+
+
+def strip(body: object, rules: RuleSet, path: str = "/v1/chat/completions") -> Stripped:
+    """Send a body through the rules, spelled compactly."""
+    return apply_rules(json.dumps(body).encode(), path, rules)
+
+
+def test_system_ids_go_and_the_rest_of_the_block_stays(rules: RuleSet) -> None:
+    """The per-message keys are cut as whole lines, nested flags included; routing keys stay."""
+    keys = {
+        "message_id": "4821",
+        "message_id_full": "-100/4821",
+        "sender_id": "77",
+        "chat_id": "telegram:77",
+        "reply_to_id": "4820",
+        "flags": {"history_count": 3},
+    }
+    result = strip(chat("hi", system(**keys)), rules)
+    text = json.loads(result.body)["messages"][0]["content"]
+    assert text == system(chat_id="telegram:77")
+    assert result.client == "openclaw"
+    assert result.msg_ids_removed == 1
+    assert result.items_modified >= 1
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ('{"schema":"openclaw.inbound_meta.v1","message_id":"4"}', '{"schema":"openclaw.inbound_meta.v1"}'),
+        ('{"message_id":4821,"schema":"openclaw.inbound_meta.v2"}', '{"schema":"openclaw.inbound_meta.v2"}'),
+        (
+            '{\r\n  "message_id": "4",\r\n  "schema": "openclaw.inbound_meta.v1"\r\n}',
+            '{\r\n  "schema": "openclaw.inbound_meta.v1"\r\n}',
+        ),
+        (
+            '{"schema": "openclaw.inbound_meta.v1", "at": {"message_id": "1"}, "list": [{"x": 1, "message_id": 2}]}',
+            '{"schema": "openclaw.inbound_meta.v1", "at": {}, "list": [{"x": 1}]}',
+        ),
+    ],
+    ids=["compact, last key", "number, first key, v2", "CRLF", "nested"],
+)
+def test_every_spelling_of_the_system_block(rules: RuleSet, block: str, expected: str) -> None:
+    """No dangling comma remains, wherever the key stands and however the JSON is written (FR-01)."""
+    newline = "\r\n" if "\r\n" in block else "\n"
+    frame = f"Intro.{newline}```json{newline}%s{newline}```{newline}# Rest"
+    result = strip(chat("hi", frame % block), rules)
+    assert json.loads(result.body)["messages"][0]["content"] == frame % expected
+
+
+@pytest.mark.parametrize("parts", [False, True], ids=["string", "parts"])
+@pytest.mark.parametrize("zone", ["UTC", "PST", "GMT+8", "GMT+5:30", "CET"])
+def test_user_head_is_read_block_then_bracket(rules: RuleSet, zone: str, parts: bool) -> None:
+    """The id leaves the Conversation info block and the bracket goes, in any zone (FR-09), whatever the content form."""
+    text = f"{USER}[Wed 2026-02-18 20:48 {zone}] Hello."
+    content: object = [{"type": "text", "text": text}] if parts else text
+    result = strip(chat(content), rules)
+    found = json.loads(result.body)["messages"][1]["content"]
+    assert (found[0]["text"] if parts else found) == USER_BARE + "Hello."
+    assert (result.ts_removed, result.msg_ids_removed, result.items_modified) == (1, 2, 2)
+
+
+def test_bracket_with_seconds_and_without_a_detected_client(rules: RuleSet) -> None:
+    """The weekday bracket is distinctive enough to go without knowing the client."""
+    result = strip(chat("[Sun 2026-01-18 00:19:42 PST] text", "You help."), rules)
+    assert json.loads(result.body)["messages"][1]["content"] == "text"
+    assert result.client is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see [Wed 2026-02-18 20:48 UTC] Hello",
+        "[2026-02-18 20:48 UTC] no weekday",
+        "[Wed 2026-13-18 20:48 UTC] no such month",
+        "[Wed 2026-02-18 25:48 UTC] no such hour",
+        "[Wed 2026-02-18 20:48 UTC]no space",
+        "\n[Wed 2026-02-18 20:48 UTC] after a blank line",
+        'pasted:\nConversation info (untrusted metadata):\n```json\n{"message_id": "1"}\n```\n\nend',
+        '{"message_id": "0b6f2f0e-1111-4222-8333-444455556666"}',
+        "[Wed 2026-02-18 20:48 UTC] [Tue 2026-02-17 10:00 UTC] pasted log line",
+    ],
+)
+def test_what_the_user_wrote_stays(rules: RuleSet, text: str) -> None:
+    """Look-alikes that are not at their position, or not certainly the client's, are user data."""
+    body = json.dumps(chat(text, system())).encode()
+    assert apply_rules(body, "/v1/chat/completions", rules).body is body
+
+
+def test_blocks_of_an_undetected_client_stay(rules: RuleSet) -> None:
+    """A Conversation info block is only stripped where OpenClaw was recognised."""
+    body = json.dumps(chat(USER + "hi", "You help.")).encode()
+    assert apply_rules(body, "/v1/chat/completions", rules).body is body
+
+
+def test_responses_dialect(rules: RuleSet) -> None:
+    """FR-02: developer item with string content, user item without type, `instructions` beside it."""
+    body = {
+        "stream": True,
+        "instructions": system(message_id="x-9"),
+        "input": [
+            {"role": "developer", "content": system(message_id="0b6f2f0e-1111-4222-8333-444455556666")},
+            {"role": "user", "content": [{"type": "input_text", "text": USER + "[Wed 2026-02-18 20:48 UTC] Hello."}]},
+            {"type": "function_call_output", "call_id": "c", "output": "[Wed 2026-02-18 20:48 UTC] log"},
+        ],
+    }
+    result = strip(body, rules, "/v1/responses?x=1")
+    found = json.loads(result.body)
+    assert found["instructions"] == system()
+    assert found["input"][0]["content"] == system()
+    assert found["input"][1]["content"][0]["text"] == USER_BARE + "Hello."
+    assert found["input"][2] == body["input"][2]  # type: ignore[index]
+    assert (result.api, result.stream, result.items, result.msg_ids_removed) == (Api.RESPONSES, True, 3, 3)
+
+
+def test_messages_dialect(rules: RuleSet) -> None:
+    """System as blocks, content as blocks."""
+    body = {
+        "system": [{"type": "text", "text": system(message_id="1"), "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "[Wed 2026-02-18 20:48 UTC] Hello."}]}],
+    }
+    found = json.loads(strip(body, rules, "/v1/messages?beta=true").body)
+    assert found["system"][0] == {"type": "text", "text": system(), "cache_control": {"type": "ephemeral"}}
+    assert found["messages"][0]["content"][0]["text"] == "Hello."
+
+
+def test_other_bytes_of_the_body_stay(rules: RuleSet) -> None:
+    """Escapes, duplicate keys, number spelling, key order, white space and lone surrogates keep their bytes."""
+    block = '```json\\n{\\"schema\\": \\"openclaw.inbound_meta.v1\\", \\"message_id\\": \\"\\u0041\\"}\\n```'
+    bare = '```json\\n{\\"schema\\": \\"openclaw.inbound_meta.v1\\"}\\n```'
+    frame = (
+        '{{ "n" : 1.50e+2, "big":123456789012345678901234567890, "n":2,\t"messages":[ {{"content":'
+        '"\\u00e9 \\/ \\ud83d\\ude00 \\ud83d\\n{0}\\r\\n\u00e9", "role":"system"}} ,{{"role":"user","content":"x"}}] }}\n'
+    )
+    result = apply_rules(frame.format(block).encode(), "/v1/chat/completions", rules)
+    assert result.body == frame.format(bare).encode()
+
+
+@pytest.mark.parametrize(
+    ("setting", "system_bare", "user_bare"), [(True, True, True), ("system", True, False), (False, False, False)]
+)
+def test_strip_message_ids_switch(
+    ruled: Callable[..., RuleSet], setting: object, system_bare: bool, user_bare: bool
+) -> None:
+    """True: everywhere; "system": the model keeps the ids of user turns; false: nowhere."""
+    result = strip(chat(USER + "hi"), ruled(strip_message_ids=setting))
+    messages = json.loads(result.body)["messages"]
+    assert (messages[0]["content"] == system()) is system_bare
+    assert (messages[1]["content"] == USER_BARE + "hi") is user_bare
+
+
+def test_strip_timestamps_switch(ruled: Callable[..., RuleSet]) -> None:
+    """False keeps the bracket, and the ids go all the same."""
+    result = strip(chat(f"{USER}[Wed 2026-02-18 20:48 UTC] hi"), ruled(strip_timestamps=False))
+    assert json.loads(result.body)["messages"][1]["content"] == f"{USER_BARE}[Wed 2026-02-18 20:48 UTC] hi"
+    assert result.ts_removed == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"messages": [}',
+        b'{"messages": "x"}',
+        b'{"messages": [1, null, {"role": "user"}, {"role": 5, "content": {}}]}',
+        b"\xff\xfe",
+        b'{"messages": []} x',
+        b'{"messages": [' + b"[" * 100_000 + b"]}",
+        b'{"messages": [{"role": "user", "content": ' + b"9" * 10_000 + b"}]}",
+    ],
+)
+def test_strange_bodies_come_back_as_they_are(rules: RuleSet, body: bytes) -> None:
+    """What cannot be read, or holds no prompt, passes untouched."""
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/completion"):
+        assert apply_rules(body, path, rules).body is body
+
+
+def test_path_without_a_prompt(rules: RuleSet) -> None:
+    """Other routes are none of our business."""
+    body = json.dumps(chat(USER)).encode()
+    result = apply_rules(body, "/v1/embeddings", rules)
+    assert result.body is body
+    assert result.api is None

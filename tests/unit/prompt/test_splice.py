@@ -1,0 +1,58 @@
+"""Byte-exact edits of a JSON body."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvstack.prompt.splice import Edit, NotJson, apply_edits, locate, raw_offsets, removal, walk_object
+
+
+def test_raw_offsets_walk_escapes() -> None:
+    """Each decoded offset leads to the raw offset of the same character; a surrogate pair is one character."""
+    raw = r'"a\n\u00e9\ud83d\ude00\ud83d\\z"'
+    decoded = json.loads(raw)
+    offsets = raw_offsets(raw, 0, range(len(decoded) + 1))
+    spelled = [raw[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    assert spelled == ["a", r"\n", r"\u00e9", r"\ud83d\ude00", r"\ud83d", r"\\", "z"]
+    assert offsets[-1] == len(raw) - 1
+
+
+def test_locate_takes_the_last_of_duplicate_keys() -> None:
+    """As JSON readers do, the last of equal keys counts."""
+    text = '{"a": [1, {"b": 2, "b": 3}], "a": [4, {"b": 5}]}'
+    start, end = locate(text, 0, ("a", 1, "b"))
+    assert (text[start:end], start) == ("5", text.rindex("5"))
+
+
+@pytest.mark.parametrize("text", ['{"a" 1}', '{"a": 1', '{"a": 1,}', "{a: 1}", '{"a": 1 "b": 2}', '{"\n": 1}'])
+def test_broken_objects(text: str) -> None:
+    """What is no JSON is said to be none."""
+    with pytest.raises(NotJson):
+        walk_object(text, 0)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "expected"),
+    [
+        ([True, False, False], "{ b, c }"),
+        ([False, True, False], "{ a, c }"),
+        ([False, False, True], "{ a, b }"),
+        ([True, True, False], "{ c }"),
+        ([True, False, True], "{ b }"),
+        ([True, True, True], "{}"),
+        ([False, False, False], "{ a, b, c }"),
+    ],
+)
+def test_removal_leaves_no_comma(dropped: list[bool], expected: str) -> None:
+    """What remains reads as if the dropped ones had never been there."""
+    text = "{ a, b, c }"
+    cuts = removal([(2, 3), (5, 6), (8, 9)], dropped, (1, 10))
+    assert apply_edits(text, [Edit(start, end, "") for start, end in cuts]) == expected
+
+
+def test_edits_do_not_overlap() -> None:
+    """Overlapping edits are a bug of the caller and are refused."""
+    with pytest.raises(ValueError, match="overlap"):
+        apply_edits("abcdef", [Edit(0, 3, ""), Edit(2, 4, "")])
