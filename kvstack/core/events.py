@@ -181,6 +181,8 @@ class AnswerSeen:
     generated_tokens: int | None = None
     prefill_ms: float | None = None
     decode_ms: float | None = None
+    decode_tokens_per_s: float | None = None
+    """As the server counts it: newer builds leave the first token out."""
     error: str | None = None
     """Message of an error object in the answer, also of one in the middle of a stream."""
 

@@ -1,0 +1,302 @@
+"""
+What an answer says of itself: incremental reading of a response body, streamed or not, in every dialect.
+
+| source | cached | evaluated | where |
+| --- | --- | --- | --- |
+| `timings` | `cache_n` | `prompt_n` | chat and completion always; responses streamed, beside `response` |
+| chat usage | `prompt_tokens_details.cached_tokens` | `prompt_tokens` minus cached | last chunk, if asked for |
+| messages usage | `cache_read_input_tokens` | `input_tokens`, which excludes them | `message_start`, `message_delta` |
+| responses usage | `input_tokens_details.cached_tokens` | `input_tokens` minus cached | `response.completed` |
+| `prompt_progress` | `cache` | `total` minus cache | first chunks, if asked for; counts when nothing better comes |
+
+A tap sits beside the bytes that go to the client: it never raises, and its memory is bounded.  Of an event or body
+that is too long only the end is read, where the servers write `usage` and `timings`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from kvstack.core.events import AnswerSeen
+
+__all__ = ["AnswerTap"]
+
+_HEAD_BYTES = 1 << 20
+"""An event or a body up to this length is parsed as a whole."""
+
+_TAIL_BYTES = 1 << 16
+"""Of a longer one this much of its end is searched."""
+
+_ERROR_KEPT = 500
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_FIGURES = re.compile(r'"(usage|timings)"\s*:\s*(?=\{)')
+
+
+class _Bytes:
+    """
+    A buffer that keeps everything up to a length, and beyond it only the end.
+    """
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self.cut = False
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > (_HEAD_BYTES if not self.cut else 2 * _TAIL_BYTES):
+            self.cut = True
+            del self._data[:-_TAIL_BYTES]
+
+    def take(self) -> tuple[bytes, bool]:
+        data, cut = bytes(self._data), self.cut
+        self._data.clear()
+        self.cut = False
+        return data, cut
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+
+class AnswerTap:
+    """
+    Reader of one answer.
+
+    Attributes:
+        started: Whether the first token came; pings, comments and prefill progress do not count.
+    """
+
+    def __init__(self, id: int, api: str | None, content_type: str) -> None:
+        self.started = False
+        self._id = id
+        self._api = api
+        self._stream = "event-stream" in content_type.lower()
+        self._readable = self._stream or "json" in content_type.lower() or not content_type
+        self._line = _Bytes()
+        self._after_cr = False
+        self._event = _Bytes()
+        self._event_has_data = False
+        self._body = _Bytes()
+        self._closed = False
+        self._timings: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._progress: dict[str, Any] = {}
+        self._error: str | None = None
+
+    def feed(self, data: bytes) -> None:
+        """
+        Take the next bytes of the body.
+        """
+        if not data or self._closed:
+            return
+        if not self._stream:
+            self.started = True
+            if self._readable:
+                self._body.add(data)
+            return
+        if self._after_cr:
+            self._after_cr = False
+            if data[:1] == b"\n":
+                data = data[1:]
+                if not data:
+                    return
+        pieces = data.split(b"\n") if b"\r" not in data else _LINE_END.split(data)
+        self._after_cr = data[-1:] == b"\r"
+        for piece in pieces[:-1]:
+            self._line.add(piece)
+            self._end_line()
+        self._line.add(pieces[-1])
+
+    def result(self) -> AnswerSeen:
+        """
+        What the answer said, as far as it came.
+        """
+        self._close()
+        timings, usage = self._timings, self._usage
+        details = _table(usage, "prompt_tokens_details") or _table(usage, "input_tokens_details")
+        cached = _count(details, "cached_tokens")
+        evaluated: int | None = None
+        if "cache_read_input_tokens" in usage:  # messages: input_tokens excludes what was cached
+            cached = _count(usage, "cache_read_input_tokens")
+            evaluated = _count(usage, "input_tokens")
+            prompt = None if cached is None or evaluated is None else cached + evaluated
+        else:
+            prompt = _count(usage, "prompt_tokens", "input_tokens")
+        # `timings` are the server's own figures and win over the dialect's usage.
+        evaluated = _first(_count(timings, "prompt_n"), evaluated)
+        cached = _first(_count(timings, "cache_n"), cached)
+        if "cache_n" in timings and cached is not None and evaluated is not None:
+            prompt = cached + evaluated
+        if prompt is None and not timings and self._progress:
+            prompt = _count(self._progress, "total")
+            cached = _count(self._progress, "cache")
+        if evaluated is None and prompt is not None and cached is not None:
+            evaluated = max(prompt - cached, 0)
+        if cached is None and prompt is not None and evaluated is not None:
+            cached = max(prompt - evaluated, 0)
+        if prompt is None and cached is not None and evaluated is not None:
+            prompt = cached + evaluated
+        return AnswerSeen(
+            id=self._id,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            evaluated_tokens=evaluated,
+            generated_tokens=_first(_count(timings, "predicted_n"), _count(usage, "completion_tokens", "output_tokens")),
+            prefill_ms=_amount(timings, "prompt_ms"),
+            decode_ms=_amount(timings, "predicted_ms"),
+            decode_tokens_per_s=_amount(timings, "predicted_per_second"),
+            error=self._error,
+        )
+
+    # --- server-sent events ----------------------------------------------------------------------------------------
+
+    def _end_line(self) -> None:
+        line, cut = self._line.take()
+        if cut:
+            # The field name is gone; only a data line can be so long.
+            self._event_data(line, cut=True)
+            return
+        if not line:
+            self._end_event()
+            return
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name.removeprefix(b"\xef\xbb\xbf") == b"data":
+            self._event_data(value, cut=False)
+        elif name == b"error":
+            self._object(value)  # llama-server up to 2025 wrote errors in a field of their own
+
+    def _event_data(self, value: bytes, *, cut: bool) -> None:
+        if self._event_has_data:
+            self._event.add(b"\n")
+        self._event.add(value)
+        self._event.cut = self._event.cut or cut
+        self._event_has_data = True
+
+    def _end_event(self) -> None:
+        if not self._event_has_data:
+            return
+        self._event_has_data = False
+        data, cut = self._event.take()
+        if data != b"[DONE]":
+            self._object(data, cut=cut)
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._stream:
+            # A stream may end without the blank line; half an event does no harm, it is no JSON.
+            if len(self._line):
+                self._end_line()
+            self._end_event()
+        else:
+            data, cut = self._body.take()
+            self._object(data, cut=cut)
+
+    # --- what an object says ---------------------------------------------------------------------------------------
+
+    def _object(self, data: bytes, *, cut: bool = False) -> None:
+        text = data.decode("utf-8", errors="replace")
+        if cut:
+            self.started = True
+            self._search(text)
+            return
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(value, list):  # `/completion` with several prompts
+            value = value[0] if value else None
+        if isinstance(value, dict):
+            self._take(value)
+
+    def _search(self, text: str) -> None:
+        decoder = json.JSONDecoder()
+        for match in _FIGURES.finditer(text):
+            try:
+                value, _ = decoder.raw_decode(text, match.end())
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, dict):
+                (self._usage if match.group(1) == "usage" else self._timings).update(value)
+
+    def _take(self, value: dict[str, Any]) -> None:
+        kind = value.get("type")
+        self._take_error(value)
+        response = _table(value, "response")  # responses: created, completed, failed
+        message = _table(value, "message")  # messages: message_start
+        if response:
+            self._take_error(response)
+        for source in (value, response, message):
+            usage = source.get("usage")
+            if isinstance(usage, dict):
+                self._usage.update({key: part for key, part in usage.items() if part is not None})
+        progress = value.get("prompt_progress")
+        if isinstance(progress, dict):
+            # The timings beside it are left over from the request before (b10068).
+            self._progress = progress
+            return
+        timings = value.get("timings")
+        if isinstance(timings, dict):
+            self._timings.update(timings)
+        if not self.started and self._stream:
+            self.started = _says_token(value, kind if isinstance(kind, str) else "")
+
+    def _take_error(self, value: dict[str, Any]) -> None:
+        error = value.get("error")
+        if error is None and value.get("type") == "error":
+            error = value  # responses: the event itself carries the message
+        if isinstance(error, dict):
+            text = error.get("message")
+            error = text if isinstance(text, str) else json.dumps(error)
+        if isinstance(error, str) and error:
+            self._error = error[:_ERROR_KEPT]
+
+
+def _says_token(value: dict[str, Any], kind: str) -> bool:
+    if kind:  # responses and messages name their events
+        return kind.endswith((".delta", "_delta")) and kind != "message_delta"
+    choices = value.get("choices")
+    if isinstance(choices, list):
+        return any(_choice_says_token(choice) for choice in choices if isinstance(choice, dict))
+    return bool(value.get("content")) or bool(value.get("tokens"))
+
+
+def _choice_says_token(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        # The first chunk only names the role.
+        return any(part for key, part in delta.items() if key != "role")
+    return bool(choice.get("text"))
+
+
+def _table(value: dict[str, Any], key: str) -> dict[str, Any]:
+    part = value.get(key)
+    return part if isinstance(part, dict) else {}
+
+
+def _amount(value: dict[str, Any], key: str) -> float | None:
+    part = value.get(key)
+    if isinstance(part, bool) or not isinstance(part, int | float):
+        return None
+    try:
+        amount = float(part)
+    except OverflowError:
+        return None
+    return amount if math.isfinite(amount) and amount >= 0 else None
+
+
+def _count(value: dict[str, Any], *keys: str) -> int | None:
+    for key in keys:
+        amount = _amount(value, key)
+        if amount is not None:
+            return int(amount)
+    return None
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
