@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -219,7 +220,7 @@ class Forward:
                 stripped.ts_removed,
                 stripped.msg_ids_removed,
                 stripped.items_modified,
-                tuple(RuleHit(hit.rule, hit.action, hit.count) for hit in stripped.hits),
+                _by_rule(stripped),
                 stripped.side,
             )
         )
@@ -314,6 +315,13 @@ class Forward:
             (b"access-control-allow-headers", wanted.encode("latin-1")),
             (b"access-control-max-age", b"600"),
         ]
+
+
+def _by_rule(stripped: Stripped) -> tuple[RuleHit, ...]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for hit in stripped.hits:
+        counts[hit.rule, hit.action] += hit.n
+    return tuple(RuleHit(rule, action, count) for (rule, action), count in counts.items())
 
 
 async def _cancel_when_gone(receive: Receive, work: asyncio.Task[None]) -> None:

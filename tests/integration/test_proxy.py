@@ -1,0 +1,531 @@
+"""
+The proxy over real sockets: what reaches the upstream, what reaches the client, and who notices when one of them leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvstack.core.events import AnswerSeen, Event, FirstByteSent, Notice, RequestEnded, RequestReceived, WarmupEnded
+from kvstack.core.snapshot import Snapshot
+from kvstack.errors import NotReady
+from kvstack.prompt.rules import RuleSettings, Stripped, apply_rules, compile_rules
+from kvstack.proxy.app import make_app
+from kvstack.proxy.forward import Forward, Strip
+from kvstack.proxy.serve import ProxyServer, bind
+from kvstack.upstream import Upstream
+from tests.integration.stub_upstream import Handler, Received, StubUpstream, run_stub
+
+NO_RULES = compile_rules([], RuleSettings())
+CHAT = "/v1/chat/completions"
+BODY = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
+
+
+@dataclass
+class FakeStack:
+    """What the control routes see."""
+
+    stopped: list[str] = field(default_factory=list)
+    ready: bool = True
+
+    def snapshot(self) -> Snapshot:
+        """A stack that has just begun."""
+        return Snapshot("test", "http://127.0.0.1:0")
+
+    async def warm_up(self) -> WarmupEnded:
+        """Done, unless it is not ready."""
+        if not self.ready:
+            raise NotReady("The stack is not ready")
+        return WarmupEnded(0.0, "done", 10, 10, 1.0)
+
+    def request_stop(self, reason: str) -> None:
+        """Remember that somebody asked."""
+        self.stopped.append(reason)
+
+
+@dataclass
+class Running:
+    """A proxy that serves, and what it published."""
+
+    port: int
+    forward: Forward
+    events: list[Event]
+    stack: FakeStack
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        """Events of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def plain_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+    """The rule engine without rules."""
+    return apply_rules(body, path, NO_RULES, None, headers)
+
+
+async def always_ready(_: float) -> bool:
+    """The server is up."""
+    return True
+
+
+@asynccontextmanager
+async def proxy(
+    stub: StubUpstream | None,
+    *,
+    strip: Strip = plain_strip,
+    wait_ready: Callable[[float], object] = always_ready,
+    max_body_bytes: int = 1_000_000,
+    cors_origins: tuple[str, ...] = (),
+) -> AsyncIterator[Running]:
+    """Serve the real application on a free port."""
+    events: list[Event] = []
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    target = stub.port if stub is not None else _closed_port()
+    upstream = Upstream(f"http://127.0.0.1:{target}")
+    forward = Forward(
+        upstream,
+        strip,
+        wait_ready,  # type: ignore[arg-type]
+        events.append,
+        max_body_bytes=max_body_bytes,
+        ready_timeout_s=0.2,
+        cors_origins=cors_origins,
+    )
+    stack = FakeStack()
+    server = ProxyServer(make_app(forward, stack, "t0ken"), listener, 2.0)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.run())
+        await server.started()
+        try:
+            yield Running(port, forward, events, stack)
+        finally:
+            server.stop()
+            await forward.close_exchanges(0)
+    await upstream.close()
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def http(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
+    """A request as bytes."""
+    lines = [f"{method} {target} HTTP/1.1", "Host: x", "Connection: close", *headers]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def exchange(port: int, request: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Send a request on its own connection; give status, header pairs and body (chunks joined)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    raw = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = raw.partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines[1:])]
+    if ("transfer-encoding", "chunked") in headers:
+        body = b"".join(chunks(body))
+    return int(lines[0].split()[1]), headers, body
+
+
+def chunks(body: bytes) -> list[bytes]:
+    """Undo chunked framing; the last chunk must be there."""
+    found = []
+    while True:
+        size, _, rest = body.partition(b"\r\n")
+        length = int(size, 16)
+        if length == 0:
+            return found
+        found.append(rest[:length])
+        body = rest[length + 2 :]
+
+
+def answer(body: bytes, status: str = "200 OK", *headers: str, content_type: str = "application/json") -> Handler:
+    """A handler that answers always the same."""
+
+    async def handle(_: Received, writer: asyncio.StreamWriter) -> None:
+        lines = [f"HTTP/1.1 {status}", f"Content-Type: {content_type}", f"Content-Length: {len(body)}", *headers]
+        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        await writer.drain()
+
+    return handle
+
+
+async def test_an_unmatched_body_reaches_the_upstream_byte_for_byte() -> None:
+    """Odd spellings survive: key order, escapes, duplicate keys, big integers, lone surrogates, CRLF."""
+    body = b'{"z":1,"messages":[{"role":"user","content":"a\\u00e9\\ud800 \\/"}],\r\n "n":123456789012345678901,"z":2.50e1}'
+    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
+        await exchange(running.port, http("POST", CHAT + "?a=%2F&b", body))
+    (received,) = stub.received
+    assert received.body == body
+    assert received.request_line == f"POST {CHAT}?a=%2F&b HTTP/1.1"
+
+
+async def test_headers_are_kept_except_those_of_the_hop() -> None:
+    """Auth, unknown and repeated headers go through in order; hop-by-hop ones and those named in Connection do not."""
+    request = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: proxy.example\r\nConnection: close, X-Hop\r\nX-Hop: 1\r\nTE: trailers\r\n"
+        "Authorization: Bearer k\r\nX-Two: a\r\nX-Two: b\r\nAccept-Encoding: gzip, br\r\nKeep-Alive: 5\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
+    ).encode() + BODY
+    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
+        await exchange(running.port, request)
+    (received,) = stub.received
+    headers = received.headers()
+    assert received.header("authorization") == "Bearer k"
+    assert [value for name, value in headers if name == "x-two"] == ["a", "b"]
+    assert received.header("accept-encoding") == "identity"
+    assert received.header("host") == f"127.0.0.1:{stub.port}"
+    assert received.header("content-length") == str(len(BODY))
+    assert not {"x-hop", "te", "keep-alive", "user-agent", "accept"} & {name for name, _ in headers}
+
+
+async def test_an_edited_body_gets_its_own_length() -> None:
+    """FR-37: the client's Content-Length would cut or hang an edited request."""
+
+    def shorten(body: bytes, _path: str, _headers: list[tuple[str, str]]) -> Stripped:
+        return Stripped(body.replace(b"hi", b""), api="chat")  # type: ignore[arg-type]
+
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=shorten) as running:
+        status, _, _ = await exchange(running.port, http("POST", CHAT, BODY))
+    assert status == 200
+    assert stub.received[0].body == BODY.replace(b"hi", b"")
+    assert stub.received[0].header("content-length") == str(len(BODY) - 2)
+
+
+async def test_status_headers_and_body_of_the_answer_are_kept() -> None:
+    """FR-41, FR-42: an upstream error is the client's to read, verbatim."""
+    error = b'{"error":{"code":400,"message":"\'type\' of tool must be \'function\'"}}'
+    handler = answer(error, "400 Bad Request", "X-Up: 1", "Set-Cookie: a=1", "Set-Cookie: b=2", "Server: llama.cpp")
+    async with run_stub(handler) as stub, proxy(stub) as running:
+        status, headers, body = await exchange(running.port, http("POST", CHAT, BODY))
+    assert (status, body) == (400, error)
+    assert ("x-up", "1") in headers
+    assert [value for name, value in headers if name == "set-cookie"] == ["a=1", "b=2"]
+    assert [value for name, value in headers if name == "server"] == ["llama.cpp"]
+    (ended,) = running.of(RequestEnded)
+    assert isinstance(ended, RequestEnded)
+    assert (ended.status, ended.outcome) == (400, "failed")
+
+
+async def test_a_stream_comes_piece_by_piece_and_byte_for_byte() -> None:
+    """FR-38, FR-42: each event arrives while the next is still to be made; comments, blank lines and CRLF survive."""
+    pieces = [b": ping\r\n\r\n", b'event: x\ndata: {"a": 1}\n\n', b"data: [DO", b"NE]\n\n"]
+    seen: list[bytes] = []
+    go_on = asyncio.Event()
+
+    async def handle(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for piece in pieces:
+            writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.wait_for(go_on.wait(), 5)  # the next piece is not sent before the client has this one
+            go_on.clear()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    async with run_stub(handle) as stub, proxy(stub) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http("POST", CHAT, BODY))
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        for _ in pieces:
+            size = int(await asyncio.wait_for(reader.readline(), 5), 16)
+            seen.append((await reader.readexactly(size + 2))[:-2])
+            go_on.set()
+        assert await asyncio.wait_for(reader.read(), 5) == b"0\r\n\r\n"
+        writer.close()
+    assert b"text/event-stream" in head
+    assert seen == pieces
+
+
+async def test_the_upstream_is_closed_when_the_client_leaves_before_the_first_byte() -> None:
+    """A closed socket is how llama-server learns that a prefill is for nobody."""
+
+    async def silent(_: Received, __: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    async with run_stub(silent) as stub, proxy(stub) as running:
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http("POST", CHAT, BODY))
+        while not stub.received:  # noqa: ASYNC110 - the stub has no event for it
+            await asyncio.sleep(0.01)
+        writer.close()
+        await asyncio.wait_for(stub.closed_by_peer.wait(), 5)
+        while not running.of(RequestEnded):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    (ended,) = running.of(RequestEnded)
+    assert isinstance(ended, RequestEnded)
+    assert (ended.status, ended.outcome) == (None, "cancelled")
+    assert running.forward.open_requests == 0
+
+
+async def test_the_upstream_is_closed_when_the_client_leaves_in_mid_stream() -> None:
+    """Decoding for nobody ends at once."""
+
+    async def endless(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"9\r\ndata: 1\n\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(60)
+
+    async with run_stub(endless) as stub, proxy(stub) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http("POST", CHAT, BODY))
+        await asyncio.wait_for(reader.readuntil(b"data: 1\n\n"), 5)
+        writer.close()
+        await asyncio.wait_for(stub.closed_by_peer.wait(), 5)
+
+
+async def test_a_waiting_request_of_a_client_that_left_never_reaches_the_upstream() -> None:
+    """FR-36: the server must not work for nobody."""
+    ready = asyncio.Event()
+    waiting = asyncio.Event()
+
+    async def wait_ready(_: float) -> bool:
+        waiting.set()
+        await ready.wait()
+        return True
+
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, wait_ready=wait_ready) as running:
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http("POST", CHAT, BODY))
+        await asyncio.wait_for(waiting.wait(), 5)
+        writer.close()
+        while not running.of(RequestEnded):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        ready.set()
+        await asyncio.sleep(0.05)
+    assert stub.connections == 0
+
+
+async def test_an_upstream_that_breaks_off_breaks_the_answer_off() -> None:
+    """The client must be able to tell half an answer from a whole one."""
+
+    async def break_off(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"9\r\ndata: 1\n\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with run_stub(break_off) as stub, proxy(stub) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http("POST", CHAT, BODY))
+        raw = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+    assert b"data: 1\n\n" in raw
+    assert not raw.endswith(b"0\r\n\r\n")
+    (ended,) = running.of(RequestEnded)
+    assert isinstance(ended, RequestEnded)
+    assert ended.outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [(CHAT, "error"), ("/v1/responses", "error"), ("/completion", "error"), ("/v1/messages", "type")],
+)
+async def test_a_server_that_is_not_there_is_a_503_in_the_clients_dialect(path: str, kind: str) -> None:
+    """Marked as kvstack's, with Retry-After, readable by the client's own error handling."""
+    async with proxy(None) as running:
+        status, headers, body = await exchange(running.port, http("POST", path, BODY))
+    assert status == 503
+    assert ("retry-after", "5") in headers
+    data = json.loads(body)
+    assert kind in data
+    assert data["error"]["message"].startswith("kvstack: ")
+    if path == "/v1/messages":
+        assert (data["type"], data["error"]["type"]) == ("error", "overloaded_error")
+
+
+async def test_a_model_request_waits_for_the_server_and_then_gets_503() -> None:
+    """While the model loads, a request is not lost at once."""
+    asked: list[float] = []
+
+    async def never(timeout_s: float) -> bool:
+        asked.append(timeout_s)
+        return False
+
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, wait_ready=never) as running:
+        status, headers, _ = await exchange(running.port, http("POST", CHAT, BODY))
+    assert (status, asked) == (503, [0.2])
+    assert ("retry-after", "5") in headers
+    assert stub.connections == 0
+
+
+@pytest.mark.parametrize("path", ["/", "/api/hello", "/health", "/v1/messages"])
+async def test_head_probes_are_answered_at_once(path: str) -> None:
+    """FR-39: a client's preflight must not fail while the model loads."""
+
+    async def never(_: float) -> bool:
+        return False
+
+    async with proxy(None, wait_ready=never) as running:
+        status, _, body = await exchange(running.port, http("HEAD", path))
+    assert (status, body) == (200, b"")
+
+
+PREFLIGHT = ("Origin: http://ui.example", "Access-Control-Request-Headers: x-api-key,anthropic-version")
+
+
+async def test_a_preflight_needs_no_key_and_follows_the_config() -> None:
+    """FR-40: OPTIONS is answered without the upstream; only configured origins are let in."""
+    async with proxy(None, cors_origins=("http://ui.example",)) as running:
+        status, headers, _ = await exchange(running.port, http("OPTIONS", "/v1/messages", b"", *PREFLIGHT))
+    assert status == 204
+    assert ("access-control-allow-origin", "http://ui.example") in headers
+    assert ("access-control-allow-headers", "x-api-key,anthropic-version") in headers
+    async with proxy(None) as running:
+        status, headers, _ = await exchange(running.port, http("OPTIONS", "/v1/messages", b"", *PREFLIGHT))
+    assert status == 204
+    assert not [name for name, _ in headers if name.startswith("access-control-")]
+
+
+async def test_the_upstreams_own_cors_headers_are_dropped() -> None:
+    """llama-server echoes any origin: every web page could read its answers."""
+    handler = answer(b"{}", "200 OK", "Access-Control-Allow-Origin: http://evil.example")
+    async with run_stub(handler) as stub, proxy(stub) as running:
+        _, headers, _ = await exchange(running.port, http("POST", CHAT, BODY, "Origin: http://evil.example"))
+    assert not [name for name, _ in headers if name.startswith("access-control-")]
+
+
+async def test_everything_else_is_passed_through() -> None:
+    """Models, props, embeddings, unknown paths: method, path and body as sent, and no request row."""
+    async with run_stub(answer(b'{"data": []}')) as stub, proxy(stub) as running:
+        for request in (
+            http("GET", "/v1/models"),
+            http("GET", "/props?x=1"),
+            http("POST", "/v1/embeddings", b'{"input": "message_id"}'),
+            http("DELETE", "/some%20thing/odd"),
+        ):
+            status, _, body = await exchange(running.port, request)
+            assert (status, body) == (200, b'{"data": []}')
+    assert [received.request_line for received in stub.received] == [
+        "GET /v1/models HTTP/1.1",
+        "GET /props?x=1 HTTP/1.1",
+        "POST /v1/embeddings HTTP/1.1",
+        "DELETE /some%20thing/odd HTTP/1.1",
+    ]
+    assert stub.received[2].body == b'{"input": "message_id"}'
+    assert running.events == []
+
+
+async def test_rules_that_fail_never_fail_a_request() -> None:
+    """Fail open: the original bytes go out, a counter rises, a person is told once."""
+
+    def broken(_body: bytes, _path: str, _headers: list[tuple[str, str]]) -> Stripped:
+        raise RuntimeError("bug")
+
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=broken) as running:
+        for _ in range(3):
+            status, _, _ = await exchange(running.port, http("POST", CHAT, BODY))
+            assert status == 200
+    assert [received.body for received in stub.received] == [BODY] * 3
+    assert running.forward.strip_failures == 3
+    assert len(running.of(Notice)) == 1
+    assert len(running.of(RequestReceived)) == 3
+
+
+async def test_a_compressed_request_is_decoded_for_the_rules() -> None:
+    """The upstream gets plain JSON without the encoding header."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
+        request = http("POST", CHAT, gzip.compress(BODY), "Content-Encoding: gzip")
+        status, _, _ = await exchange(running.port, request)
+    assert status == 200
+    assert stub.received[0].body == BODY
+    assert stub.received[0].header("content-encoding") is None
+
+
+async def test_a_body_over_the_limit_is_413_in_the_dialect() -> None:
+    """The limit's key is named, so that a person can raise it."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, max_body_bytes=10) as running:
+        status, _, body = await exchange(running.port, http("POST", CHAT, BODY))
+    assert status == 413
+    assert "proxy.max_body_mib" in json.loads(body)["error"]["message"]
+    assert stub.connections == 0
+
+
+async def test_a_chunked_upload_is_accepted() -> None:
+    """Clients behind other proxies may send without a length."""
+    request = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        f"{len(BODY):x}\r\n{BODY.decode()}\r\n0\r\n\r\n"
+    ).encode()
+    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
+        status, _, _ = await exchange(running.port, request)
+    assert status == 200
+    assert stub.received[0].body == BODY
+
+
+async def test_an_answers_figures_become_events() -> None:
+    """Received, first byte, answer, ended: in that order, with the answer's own timings."""
+    body = json.dumps({"choices": [], "timings": {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 1}})
+    async with run_stub(answer(body.encode())) as stub, proxy(stub) as running:
+        await exchange(running.port, http("POST", CHAT, BODY))
+    (seen,) = running.of(AnswerSeen)
+    assert isinstance(seen, AnswerSeen)
+    assert (seen.prompt_tokens, seen.cached_tokens, seen.evaluated_tokens, seen.prefill_ms) == (100, 90, 10, 5.0)
+    kinds = [type(event) for event in running.events]
+    assert (
+        kinds.index(RequestReceived) < kinds.index(FirstByteSent) < kinds.index(AnswerSeen) < kinds.index(RequestEnded)
+    )
+
+
+async def test_open_streams_get_their_grace_and_are_closed_then() -> None:
+    """Stop: a stream that goes on is cut, and the upstream's socket with it."""
+
+    async def endless(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"9\r\ndata: 1\n\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(60)
+
+    async with run_stub(endless) as stub, proxy(stub) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http("POST", CHAT, BODY))
+        await asyncio.wait_for(reader.readuntil(b"data: 1\n\n"), 5)
+        assert running.forward.open_requests == 1
+        await running.forward.close_exchanges(0.1)
+        await asyncio.wait_for(stub.closed_by_peer.wait(), 5)
+        assert running.forward.open_requests == 0
+        writer.close()
+
+
+async def test_control_routes_that_act_need_the_token() -> None:
+    """Whoever reaches the port may look, but not act."""
+    async with proxy(None) as running:
+        status, _, body = await exchange(running.port, http("GET", "/kvstack/status"))
+        assert status == 200
+        assert json.loads(body)["name"] == "test"
+        for path in ("/kvstack/stop", "/kvstack/warmup"):
+            for header in ((), ("Authorization: Bearer wrong",), ("Authorization: Basic t0ken",)):
+                status, _, _ = await exchange(running.port, http("POST", path, b"", *header))
+                assert status == 401
+        assert running.stack.stopped == []
+        status, _, _ = await exchange(running.port, http("POST", "/kvstack/stop", b"", "Authorization: Bearer t0ken"))
+        assert status == 202
+        assert len(running.stack.stopped) == 1
+        running.stack.ready = False
+        status, _, _ = await exchange(running.port, http("POST", "/kvstack/warmup", b"", "Authorization: Bearer t0ken"))
+        assert status == 503
+
+
+async def test_an_unknown_control_route_is_ours_to_refuse() -> None:
+    """It must not leak to the upstream."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
+        for path in ("/kvstack", "/kvstack/", "/kvstack/nope"):
+            status, _, _ = await exchange(running.port, http("GET", path))
+            assert status == 404
+    assert stub.connections == 0
