@@ -31,7 +31,9 @@ ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="The stack
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
 OverridesOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config, as in server.port=8081. Repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key of the config, as in server.port=8081. Repeatable."
+    ),
 ]
 
 

@@ -157,8 +157,8 @@ def _talk(
 ) -> tuple[int, bytes]:
     url = urlsplit(run.proxy_url)
     host = url.hostname or "127.0.0.1"
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - an address to listen on is none to connect to
-        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    if host in {"0.0.0.0", "::"}:  # an address to listen on is none to connect to
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
     connection = http.client.HTTPConnection(host, url.port or 80, timeout=timeout_s)
     try:
         connection.request(method, path, headers=headers or {})
@@ -171,7 +171,7 @@ def _talk(
             ) from None
         raise NotReady(
             f"The stack {run.name!r} does not answer",
-            f"{run.proxy_url} (pid {run.pid}): {error or type(error).__name__}",
+            f"{run.proxy_url} (pid {run.pid}): {str(error) or type(error).__name__}",
             f"It may be starting or stopping; see `kvstack logs {run.name}`.",
         ) from None
     finally:

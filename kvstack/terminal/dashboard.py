@@ -21,7 +21,7 @@ from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, progress
 from kvstack.terminal.reading import Level, read, recent_reuse_ratio, saved_s, state_sentence
 from kvstack.terminal.table import STYLES, RequestTable, verdict_style
 
-__all__ = ["frame", "head_lines", "render"]
+__all__ = ["frame", "head_lines", "render", "summary"]
 
 CHART_FROM_HEIGHT = 40
 CHART_ROWS = 6
@@ -65,6 +65,26 @@ def frame(snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Gly
     lines = lines[: height - len(foot)]
     lines += [Text()] * (height - len(foot) - len(lines)) + foot
     return [cut(line.copy(), width, glyphs) for line in lines[:height]]
+
+
+def summary(snapshot: Snapshot, width: int, now_s: float, rows: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """
+    The same picture for a page that is printed once: no log, no more lines than there is to say.
+
+    Args:
+        snapshot: What to show.
+        width: In cells.
+        now_s: The present, in seconds since the epoch.
+        rows: How many of the newest requests.
+        glyphs: Shapes that the output can show.
+    """
+    lines = head_lines(snapshot, width, now_s, glyphs)
+    if snapshot.requests:
+        table = RequestTable(width, glyphs)
+        shown = snapshot.requests[-rows:]
+        lines += [table.heading(), *table.block(shown, 2 * len(shown)), *_running(snapshot, width, 8, glyphs)]
+    lines += _warnings(snapshot, 4, glyphs)
+    return [cut(line, width, glyphs) for line in lines]
 
 
 def head_lines(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> list[Text]:
@@ -250,7 +270,7 @@ def _empty(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> list[Text]:
                 lines.append(Text(f"   {glyphs.idle} {_STEPS[state]}", "dim"))
         lines.append(Text())
         if snapshot.state is State.LOADING:
-            lines.append(Text("   The first start after a new build or driver compiles shaders: that takes minutes.", "dim"))
+            lines.append(Text("   A new build or driver compiles shaders first: that takes minutes.", "dim"))
         lines.append(Text(f"   Clients may connect to {snapshot.proxy_url} now: their requests wait.", "dim"))
     elif snapshot.state is State.READY:
         lines.append(Text("   No request yet.  Point a client at ") + Text(f"{snapshot.proxy_url}/v1", "bold cyan"))
@@ -305,5 +325,5 @@ def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     totals = snapshot.totals
     if totals.ts_removed or totals.msg_ids_removed:
         left.append(f"  stripped: ids {totals.msg_ids_removed:,}, ts {totals.ts_removed:,}", "dim")
-    right = Text("Ctrl-C stops ", "dim")
+    right = Text("Ctrl-C again kills " if snapshot.state is State.STOPPING else "Ctrl-C stops ", "dim")
     return [_spread(left, right, width, glyphs)]

@@ -59,7 +59,7 @@ def level_of(verdict: str | None) -> Level:
 
 
 def _judged(snapshot: Snapshot) -> list[RequestRow]:
-    """Requests that say something of the cache; a client's side requests (titles, memory) only if there is nothing else."""
+    """Requests that say something of the cache; side requests (titles, memory) only if there is nothing else."""
     judged = [row for row in snapshot.requests if row.verdict not in {None, "CANCELLED", "UNKNOWN"}]
     return [row for row in judged if row.side is None] or judged
 
@@ -97,7 +97,9 @@ def state_sentence(snapshot: Snapshot, now_s: float) -> str:
         case State.WARMING:
             return f"evaluating the prefix{since}, so that the first request finds it cached"
         case State.BACKOFF:
-            return f"{reason or 'llama-server died'}; the next start comes soon ({plural(snapshot.restarts, 'restart')})"
+            return (
+                f"{reason or 'llama-server died'}; the next start comes soon ({plural(snapshot.restarts, 'restart')})"
+            )
         case State.STOPPING:
             return f"streams end, then llama-server{f' ({reason})' if reason else ''}"
         case State.FAILED | State.STOPPED:
@@ -132,7 +134,7 @@ def _of_row(row: RequestRow, recent_ratio: float | None, count: int) -> Reading:
     level = level_of(row.verdict)
     cost = f"{tokens(row.evaluated_tokens)} tokens evaluated"
     if row.prefill_ms is not None:
-        cost += f" in {seconds(row.prefill_ms)}"
+        cost = f"{tokens(row.evaluated_tokens)} tokens in {seconds(row.prefill_ms)}"
     cause = one_line(row.cause) if row.cause else ""
     because = f"{cause}: {cost}" if cause else cost
     over = "prompt" if count == 1 else plural(count, "prompt")

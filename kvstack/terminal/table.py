@@ -15,7 +15,7 @@ from kvstack.terminal import figures
 from kvstack.terminal.glyphs import Glyphs, cut
 from kvstack.terminal.reading import Level, level_of
 
-__all__ = ["STYLES", "verdict_style", "RequestTable", "api_word"]
+__all__ = ["STYLES", "RequestTable", "api_word", "verdict_style"]
 
 STYLES: dict[Level, str] = {"good": "bold green", "warn": "bold yellow", "bad": "bold red", "idle": "dim"}
 
@@ -106,6 +106,8 @@ class RequestTable:
     """
 
     def __init__(self, width: int, glyphs: Glyphs) -> None:
+        self._lead = " " if width > 88 else ""  # aligned with the lines around it, where that costs no column
+        width -= len(self._lead)
         self._width = width
         self._glyphs = glyphs
         everything = _columns(6 if width < 90 else 7)
@@ -129,7 +131,7 @@ class RequestTable:
         cells = [_justified(column.title, column) for column in self._columns]
         if self.why_inline:
             cells.append("why")
-        return cut(Text(" ".join(cells), "bold"), self._width, self._glyphs)
+        return self._fitted(Text(" ".join(cells), "bold"))
 
     def lines(self, row: RequestRow) -> list[Text]:
         """
@@ -150,7 +152,10 @@ class RequestTable:
             text.append(f" {why}", "italic")
         elif why:
             lines.append(Text(f"  {self._glyphs.corner} ", "dim") + Text(why, "italic"))
-        return [cut(line, self._width, self._glyphs) for line in lines]
+        return [self._fitted(line) for line in lines]
+
+    def _fitted(self, line: Text) -> Text:
+        return Text(self._lead) + cut(line, self._width, self._glyphs)
 
     def block(self, rows: Sequence[RequestRow], height: int) -> list[Text]:
         """

@@ -1,0 +1,99 @@
+"""
+`kvstack down`: stop a running stack, and wait until nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvstack.errors import KvstackError, NotReady, NotRunning
+from kvstack.terminal import output
+from kvstack.terminal.app import JsonOption, StackArgument, app
+
+if TYPE_CHECKING:
+    from kvstack.rundir import RunFile
+
+__all__ = ["down"]
+
+POLL_S = 0.05
+KILL_GRACE_S = 10.0
+
+
+@app.command()
+def down(
+    stack: StackArgument = None,
+    timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=0.0, help="How long it may take to end in order, before it is killed."
+        ),
+    ] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Stop a running stack in order: streams end, then llama-server, then kvstack.
+    """
+
+    def action() -> output.Result:
+        from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+
+        run = client.find(stack)
+        begun = time.monotonic()
+        try:
+            answer = client.act(run, "stop", min(5.0, max(0.5, timeout_s)))
+            if not answer.ok:
+                _signal(run)
+        except NotReady:  # it does not answer, but it lives: signals need no answer
+            _signal(run)
+        except NotRunning:
+            return _ended(run, begun, killed=False)
+        if _wait(run, timeout_s):
+            return _ended(run, begun, killed=False)
+        _signal(run)
+        _signal(run)  # the second one kills, whether or not the first was heard before
+        if _wait(run, KILL_GRACE_S):
+            return _ended(run, begun, killed=True)
+        raise KvstackError(
+            f"The stack {run.name!r} did not end",
+            f"pid {run.pid} still lives after {timeout_s + KILL_GRACE_S:.0f} s",
+            f"End the process yourself: `kill -9 {run.pid}`; the next `kvstack up` clears up what it leaves.",
+        )
+
+    output.deliver("down", as_json, action)
+
+
+def _wait(run: RunFile, timeout_s: float) -> bool:
+    from kvstack.terminal.client import alive  # noqa: PLC0415 - only when the verb runs
+
+    deadline = time.monotonic() + timeout_s
+    while alive(run):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _signal(run: RunFile) -> None:
+    from kvstack.terminal.client import alive  # noqa: PLC0415 - only when the verb runs
+
+    if alive(run):
+        try:
+            os.kill(run.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            raise KvstackError(
+                f"The stack {run.name!r} belongs to another user", f"pid {run.pid}", "Stop it as that user."
+            ) from None
+
+
+def _ended(run: RunFile, begun: float, *, killed: bool) -> output.Result:
+    took_s = time.monotonic() - begun
+    data = {"name": run.name, "pid": run.pid, "took_s": round(took_s, 3), "killed": killed}
+    how = "was killed" if killed else "stopped"
+    return output.Result(data, f"{run.name} {how} after {took_s:.1f} s")

@@ -1,0 +1,140 @@
+"""
+Plain lines for pipes and services: one line for each request that is over, on stdout; talk on stderr.
+
+```
+POST /v1/responses | items=8 | ts_removed=2 | msg_ids_removed=3 | items_modified=3 | stream=True | sim_best=0.982 | \
+cached=18377 | evaluated=25 | HIT
+```
+
+What is not known is `-`.  A verdict that needs a reason has `| why=...` behind it; an answer that was no success,
+`| status=...`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstack.core.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded
+from kvstack.core.lifecycle import State
+from kvstack.core.snapshot import RequestRow, Snapshot
+from kvstack.terminal import figures
+from kvstack.terminal.figures import one_line
+
+__all__ = ["Announcer", "Line", "how_to_use", "request_line"]
+
+SETTLE_S = 0.5
+"""How long a request that is over may wait for figures that come with the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """
+    One line, and whether it is data (stdout) or talk (stderr).
+    """
+
+    text: str
+    is_data: bool = False
+
+
+def request_line(row: RequestRow) -> str:
+    """
+    One request, as it is known now.
+    """
+    parts = [
+        f"{one_line(row.method)} {one_line(row.path)}",
+        f"items={row.items}",
+        f"ts_removed={row.ts_removed}",
+        f"msg_ids_removed={row.msg_ids_removed}",
+        f"items_modified={row.items_modified}",
+        f"stream={row.stream}",
+        f"sim_best={figures.ratio(row.lcp_similarity_ratio)}",
+        f"cached={_plain(row.cached_tokens)}",
+        f"evaluated={_plain(row.evaluated_tokens)}",
+        one_line(row.verdict or "UNKNOWN"),
+    ]
+    why = row.cause or row.error
+    if why:
+        parts.append(f"why={one_line(why)}")
+    if row.status is not None and row.status >= 400:
+        parts.append(f"status={row.status}")
+    return " | ".join(parts)
+
+
+def _plain(count: int | None) -> str:
+    return figures.UNKNOWN if count is None else str(count)
+
+
+def how_to_use(snapshot: Snapshot) -> list[str]:
+    """
+    What to do with a stack that is ready.
+    """
+    url, name = snapshot.proxy_url, snapshot.name
+    return [
+        f"  OpenAI clients:     base URL {url}/v1 (any API key)",
+        f"  Anthropic clients:  base URL {url}",
+        f"  other terminals:    kvstack status {name} | kvstack logs -f {name} | kvstack down {name}",
+    ]
+
+
+class Announcer:
+    """
+    Turns events into lines.  Pure: time comes in.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[int, float] = {}
+        self._told_how = False
+
+    def feed(self, event: Event, snapshot: Snapshot) -> list[Line]:
+        """
+        Lines that *event* gives at once.
+
+        Args:
+            event: What happened.
+            snapshot: The stack as of then, or later.
+        """
+        match event:
+            case StateChanged():
+                return self._state(event, snapshot)
+            case WarmupEnded(outcome="done"):
+                took = "" if event.duration_ms is None else f" in {figures.duration(event.duration_ms / 1000)}"
+                prompt, new = figures.tokens(event.prompt_tokens), figures.tokens(event.evaluated_tokens)
+                return [Line(f"warm-up: {prompt} tokens, {new} evaluated{took}")]
+            case WarmupEnded(outcome="no prefix known"):
+                return [Line("warm-up: no prefix known; set warmup.request_file or warmup.system_prompt")]
+            case Notice():
+                return [Line(f"{event.level}: {one_line(event.text)}")]
+            case RequestEnded():
+                self._pending[event.id] = event.time_s
+                return []
+            case _:
+                return []
+
+    def settle(self, snapshot: Snapshot, now_s: float) -> list[Line]:
+        """
+        Lines of requests that are over and whose figures are there, or will not come any more.
+        """
+        rows = {row.id: row for row in snapshot.requests}
+        lines: list[Line] = []
+        for number, ended_s in list(self._pending.items()):
+            row = rows.get(number)
+            if row is not None and not _is_settled(row) and now_s - ended_s < SETTLE_S:
+                continue
+            del self._pending[number]
+            if row is not None:
+                lines.append(Line(request_line(row), is_data=True))
+        return lines
+
+    def _state(self, event: StateChanged, snapshot: Snapshot) -> list[Line]:
+        reason = f": {one_line(event.reason)}" if event.reason else ""
+        lines = [Line(f"{event.state.value}{reason}")]
+        if event.state is State.READY and not self._told_how:
+            self._told_how = True
+            lines += [Line(text) for text in how_to_use(snapshot)]
+        return lines
+
+
+def _is_settled(row: RequestRow) -> bool:
+    if row.api is None:
+        return True
+    return row.verdict is not None and row.lcp_similarity_ratio is not None and row.evaluated_tokens is not None

@@ -1,0 +1,131 @@
+"""
+`kvstack status`: what a running stack does, once or as it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvstack.errors import ExitCode, NotReady
+from kvstack.terminal import output
+from kvstack.terminal.app import JsonOption, StackArgument, app
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from kvstack.rundir import RunFile
+
+__all__ = ["status"]
+
+WATCH_S = 0.5
+PIPE_WIDTH = 120
+ROWS = 10
+
+
+@app.command()
+def status(
+    stack: StackArgument = None,
+    as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until Ctrl-C: the dashboard, or one line per request in a pipe.")
+    ] = False,
+) -> None:
+    """
+    Show what a running stack does: state, cache, last requests. Exit code 3 while it is not ready.
+    """
+
+    def action() -> output.Result:
+        from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+
+        run = client.find(stack)
+        if watch:
+            return _watch(run, as_json)
+        return _result(run, client.fetch_status(run))
+
+    output.deliver("status", as_json, action)
+
+
+def _result(run: RunFile, data: dict[str, Any]) -> output.Result:
+    state = data.get("state")
+    error = None
+    if state != "ready":
+        reason = f"state: {state}" + (f" ({data['reason']})" if data.get("reason") else "")
+        error = NotReady(f"The stack {run.name!r} is not ready", reason, f"See `kvstack logs -f {run.name}`.")
+
+    def draw(screen: Console) -> RenderableType:
+        return _picture(data, screen)
+
+    return output.Result(data, draw, ExitCode.OK if error is None else ExitCode.START_FAILED, error)
+
+
+def _picture(data: dict[str, Any], screen: Console) -> RenderableType:
+    from rich.console import Group  # noqa: PLC0415 - JSON output needs no rich
+
+    from kvstack.terminal.dashboard import summary  # noqa: PLC0415 - see above
+    from kvstack.terminal.live import glyphs_for  # noqa: PLC0415 - see above
+    from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - see above
+
+    width = screen.width if screen.is_terminal else PIPE_WIDTH
+    lines = summary(snapshot_from_dict(data), width, time.time(), ROWS, glyphs_for(sys.stdout))
+    for line in lines:
+        line.rstrip()
+    return Group(*lines)
+
+
+def _watch(run: RunFile, as_json: bool) -> output.Result:
+    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+
+    if as_json:
+        _watch_json(run)
+    data = client.fetch_status(run)
+    if output.is_plain(sys.stdout, os.environ):
+        _watch_lines(run, data)
+    from kvstack.terminal.live import Dashboard  # noqa: PLC0415 - only on a terminal
+    from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - only on a terminal
+
+    seen = snapshot_from_dict(data)
+    with Dashboard(lambda: seen):
+        while True:
+            time.sleep(WATCH_S)
+            seen = snapshot_from_dict(client.fetch_status(run))
+
+
+def _watch_json(run: RunFile) -> None:
+    """One envelope per line, whenever something changed."""
+    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+
+    before = None
+    while True:
+        result = _result(run, client.fetch_status(run))
+        if result.data != before:
+            before = result.data
+            text = output.envelope("status", result.data, result.exit_code, result.error)
+            output.write(json.dumps(json.loads(text)))
+        time.sleep(WATCH_S)
+
+
+def _watch_lines(run: RunFile, data: dict[str, Any]) -> None:
+    """One line per request that is over, and one per change of the state."""
+    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal.plain import request_line  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - only when the verb runs
+
+    shown = 0
+    state = None
+    while True:
+        snapshot = snapshot_from_dict(data)
+        if snapshot.state is not state:
+            state = snapshot.state
+            output.say(f"{state.value}: {snapshot.reason}" if snapshot.reason else state.value)
+        for row in snapshot.requests:
+            if row.id > shown and row.verdict is not None:
+                output.write(request_line(row))
+                shown = row.id
+        time.sleep(WATCH_S)
+        data = client.fetch_status(run)

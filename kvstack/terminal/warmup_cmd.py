@@ -1,0 +1,46 @@
+"""
+`kvstack warmup`: evaluate the known prefix again, now.
+"""
+
+from __future__ import annotations
+
+from kvstack.errors import KvstackError, NotReady
+from kvstack.terminal import figures, output
+from kvstack.terminal.app import JsonOption, StackArgument, app
+
+__all__ = ["warmup"]
+
+TIMEOUT_S = 3600.0
+"""A cold prefix of 100,000 tokens takes a small machine many minutes."""
+
+
+@app.command()
+def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
+    """
+    Warm the running stack's prefix up, and wait until it is done.
+    """
+
+    def action() -> output.Result:
+        from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+
+        run = client.find(stack)
+        answer = client.act(run, "warmup", TIMEOUT_S)
+        data = answer.data or {}
+        if not answer.ok:
+            status = client.fetch_status(run)
+            if status.get("state") != "ready":
+                raise NotReady(
+                    f"The stack {run.name!r} is not ready", f"state: {status.get('state')}", "Wait until it is."
+                )
+            raise KvstackError(
+                "The warm-up failed" if data.get("outcome") != "no prefix known" else "There is nothing to warm up",
+                answer.message,
+                "Set warmup.request_file or warmup.system_prompt in the config."
+                if data.get("outcome") in {"no prefix known", "off"}
+                else f"See `kvstack logs {run.name}`.",
+            )
+        prompt, new = figures.tokens(data.get("prompt_tokens")), figures.tokens(data.get("evaluated_tokens"))
+        took = figures.seconds(data.get("duration_ms"))
+        return output.Result(data, f"{run.name} is warm: {prompt} tokens, {new} evaluated in {took}")
+
+    output.deliver("warmup", as_json, action)

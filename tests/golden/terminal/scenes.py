@@ -1,0 +1,143 @@
+"""
+Synthetic Snapshots for the dashboard, one per situation that a person meets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvstack.core.lifecycle import State
+from kvstack.core.snapshot import RequestRow, ServerView, Snapshot, Totals, WarmupView
+
+NOW_S = 1_771_447_691.0
+"""2026-02-18 20:48:11 UTC."""
+
+SERVER = ServerView(
+    url="http://127.0.0.1:12345",
+    pid=4711,
+    build="b11434",
+    model="/models/Qwen3-Coder-Next-80B-Q6_K.gguf",
+    device="Vulkan0 Radeon 8060S",
+    ctx_per_slot=131072,
+    slots=1,
+    layers_offloaded=49,
+    layers_total=49,
+    rss_bytes=int(61.4 * 1024**3),
+    similarity_threshold_ratio=0.1,
+)
+
+LOG_LINES = tuple(
+    f"{minute}.46.933.316 I slot update_slots: id  0 | task {minute} | prompt processing, n_tokens = {minute * 512}"
+    for minute in range(1, 31)
+)
+
+
+def row(number: int, verdict: str | None = "HIT", **changes: object) -> RequestRow:
+    """
+    Request *number* of an agent's conversation that grows by 60 tokens a turn.
+    """
+    prompt = 16_500 + 60 * number
+    cached = {"HIT": prompt - 25, "COLD": 0, "REPROCESS": 0, "PARTIAL": 2_480}.get(verdict or "", 0)
+    base = RequestRow(
+        id=number,
+        time_s=NOW_S - 60 * (40 - number),
+        method="POST",
+        path="/v1/responses",
+        api="responses",
+        client="openclaw",
+        conversation="main",
+        stream=True,
+        items=2 * number,
+        ts_removed=1,
+        msg_ids_removed=3,
+        items_modified=3,
+        phase="done",
+        status=200,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        evaluated_tokens=prompt - cached,
+        generated_tokens=120,
+        lcp_similarity_ratio=1.0 if verdict in {"HIT", "REPROCESS"} else 0.151,
+        prefill_ms=(prompt - cached) * 2.13,
+        ttft_ms=(prompt - cached) * 2.13 + 40,
+        decode_ms=120 * 24.5,
+        slot=0,
+        task=number,
+        verdict=verdict,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def snapshot(*rows: RequestRow, **changes: object) -> Snapshot:
+    """
+    A stack that is ready and has seen *rows*.
+    """
+    known = [one for one in rows if one.verdict is not None]
+    base = Snapshot(
+        name="qwen3-coder-next-80b",
+        proxy_url="http://127.0.0.1:1234",
+        state=State.READY,
+        reason="warm",
+        state_since_s=NOW_S - 8000,
+        started_s=NOW_S - 8047,
+        server=SERVER,
+        warmup=WarmupView("done", 16_512, 16_512, 35_170.0),
+        totals=Totals(
+            requests=len(known),
+            prompt_tokens=sum(one.prompt_tokens or 0 for one in known),
+            cached_tokens=sum(one.cached_tokens or 0 for one in known),
+            evaluated_tokens=sum(one.evaluated_tokens or 0 for one in known),
+            prefill_ms=sum(one.prefill_ms or 0 for one in known),
+            ts_removed=len(known),
+            msg_ids_removed=3 * len(known),
+        ),
+        requests=rows,
+        log_lines=LOG_LINES,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def scenes() -> dict[str, Snapshot]:
+    """
+    All situations, by name.
+    """
+    hits = [row(number) for number in range(2, 38)]
+    running = row(38, None, phase="forwarded", processed_tokens=11_230, cached_tokens=None, evaluated_tokens=None)
+    running = replace(running, prefill_ms=None, ttft_ms=None, decode_ms=None, generated_tokens=None, time_s=NOW_S - 9)
+    clock = row(36, "PARTIAL", cause="clock in the system prompt @57,012")
+    return {
+        "working": snapshot(row(1, "COLD"), *hits),
+        "partial": snapshot(
+            row(1, "COLD"),
+            *hits[:20],
+            row(30, "REPROCESS", cause="matched, but no checkpoint: the whole prompt was evaluated again"),
+            *hits[30:34],
+            clock,
+            running,
+            notices=((NOW_S - 300, "warning", "2 log lines of a known family were not understood"),),
+        ),
+        "first": snapshot(log_lines=LOG_LINES[:6]),
+        "loading": snapshot(
+            state=State.LOADING,
+            reason="",
+            state_since_s=NOW_S - 72,
+            started_s=NOW_S - 74,
+            warmup=WarmupView(),
+            log_lines=LOG_LINES[:9],
+            server=replace(SERVER, ctx_per_slot=None, layers_total=None, device=None, rss_bytes=12 * 1024**3),
+        ),
+        "failed": snapshot(
+            state=State.FAILED, reason="llama-server died 4 times: killed by signal 9 (out of memory?)", restarts=3
+        ),
+        "hostile": snapshot(
+            *hits[:3],
+            row(
+                9,
+                "PARTIAL",
+                client="[red]名前がとても長いクライアント[/red]",
+                cause="\x1b[2J\x1b]0;owned\x07 [bold]" + "日本語" * 20 + "[/bold]\n\u202egnp.exe",
+            ),
+            name="名前" * 40,
+            log_lines=("\x1b[31m[red]not markup[/red] \r\n" + "長" * 300, "tab\there \x00 \x9b31m \ud800"),
+        ),
+    }
