@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
@@ -27,10 +27,10 @@ from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import Snapshot
 from kvstack.errors import AlreadyRunning, ConfigError, KvstackError, NotReady, PortTaken, Problem, StartFailed
 from kvstack.llama.answers import AnswerTap
-from kvstack.llama.command import Command, check_devices, child_environment, server_argv
+from kvstack.llama.command import Command, child_environment, server_argv
 from kvstack.llama.log import LogReader
 from kvstack.process.identity import ProcessIdentity, identify, is_alive, sweep
-from kvstack.process.models import resolve_model
+from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
 from kvstack.prompt.conversation import ConversationMemory
@@ -108,10 +108,17 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
     binary = find_binary(config, environ)
     env, env_notices = child_environment(config, environ)
     capabilities = probe(binary, env, cache_dir())
-    model = resolve_model(config, cache_dir(), must_exist=not dry_run)
-    command = server_argv(config, capabilities, str(binary), str(model) if model is not None else None)
+    if dry_run:
+        capabilities = replace(capabilities, devices=None)
+    if dry_run and config.server.model is not None:
+        model: Path | None = config.server.model
+    else:
+        model = resolve_model(config, cache_dir())
+    command = server_argv(
+        config, capabilities, str(binary), str(model) if model is not None else None, source=str(config_path)
+    )
     if not dry_run:
-        check_devices(config, capabilities)
+        make_slot_directory(config)
     return Plan(config, config_path, rules, warmup, command, env, (*env_notices, *command.notices), model)
 
 
@@ -255,12 +262,13 @@ class Stack:
         if left is None:
             return
         # We hold the lock, so whoever wrote this file is gone; its llama-server may not be.
-        if left.server_pid is not None and left.server_started_s is not None and left.server_argv0 is not None:
-            identity = ProcessIdentity(left.server_pid, left.server_started_s)
-            swept = await asyncio.to_thread(sweep, identity, left.server_argv0)
-            if swept:
-                text = f"Ended the llama-server that a killed run of this stack left behind (pid {left.server_pid})"
-                self.bus.publish(Notice(time.time(), "warning", text))
+        server = None
+        if left.server_pid is not None and left.server_started_s is not None:
+            server = ProcessIdentity(left.server_pid, left.server_started_s)
+        owner = ProcessIdentity(left.pid, left.started_s)
+        if await asyncio.to_thread(sweep, server, left.server_argv0, owner):
+            text = f"Ended what a killed run of this stack had left behind (llama-server, pid {left.server_pid})"
+            self.bus.publish(Notice(time.time(), "warning", text))
         self._run_dir.clear()
 
     def _bind(self) -> socket.socket:
@@ -341,12 +349,13 @@ class Stack:
         for fact in batch.facts:
             self.bus.publish(LogFactSeen(now, run, fact))
 
-    async def _verify(self, pid: int | None) -> None:
+    async def _verify(self, pid: int) -> None:
         config = self._plan.config
+        ours = pid != 0  # 0: attached
         try:
             props = await self._upstream.props()
         except UpstreamError as error:
-            if pid is not None:
+            if ours:
                 raise StartFailed(
                     "The llama-server is healthy but tells nothing of itself",
                     f"{config.upstream_url}/props: {error}",
@@ -355,12 +364,12 @@ class Stack:
             self.bus.publish(Notice(time.time(), "warning", f"{config.upstream_url}/props: {error}"))
             props = Props()
         self._props = props
-        if pid is not None and self._plan.model is not None and props.model is not None:
-            ours, theirs = self._plan.model, Path(props.model)
-            if ours.name != theirs.name:
+        if ours and self._plan.model is not None and props.model is not None:
+            wanted, served = self._plan.model, Path(props.model)
+            if wanted.name != served.name:
                 raise PortTaken(
                     f"Another llama-server answers on port {config.server.port}",
-                    f"it serves {theirs}, not {ours}",
+                    f"it serves {served}, not {wanted}",
                     "End it, or choose another port: `--set server.port=...`.",
                 )
         self.bus.publish(
