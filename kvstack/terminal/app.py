@@ -25,7 +25,7 @@ app = typer.Typer(
 
 StackArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME|CONFIG]", help="A stack's name, or its config file. Default: the only running one."),
+    typer.Argument(metavar="NAME|CONFIG", help="A stack's name, or its config file. Default: the only running one."),
 ]
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="The stack's config file (TOML).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]

@@ -14,7 +14,9 @@ __all__ = ["check"]
 @app.command()
 def check(config: ConfigArgument, overrides: OverridesOption = None, as_json: JsonOption = False) -> None:
     """
-    Check a config file: every problem at once, each with its key and line. Starts nothing.
+    Check a config file and name every problem.
+
+    All of them at once, each with its key and line. Starts nothing.
     """
 
     def action() -> output.Result:

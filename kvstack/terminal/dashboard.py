@@ -17,7 +17,7 @@ from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, Snapshot
 from kvstack.terminal import figures
 from kvstack.terminal.figures import one_line
-from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, progress_bar, sparkline
+from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, progress_bar, sparkline
 from kvstack.terminal.reading import Level, read, recent_reuse_ratio, saved_s, state_sentence
 from kvstack.terminal.table import STYLES, RequestTable, verdict_style
 
@@ -124,13 +124,13 @@ def _spread(left: Text, right: Text, width: int, glyphs: Glyphs) -> Text:
     room = width - right.cell_len - 1
     if room < width // 3:
         return cut(left, width, glyphs)
-    return cut(left, room, glyphs) + Text(" ") + right
+    return cut(left, room, glyphs) + piece(" ") + right
 
 
 def _title(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> Text:
     level = _state_level(snapshot.state)
-    left = Text(" kvstack ", "bold reverse") + Text(f" {one_line(snapshot.name)}", "bold")
-    right = Text(f" {_sign(level, glyphs)} {snapshot.state.upper()}", STYLES[level])
+    left = piece(" kvstack ", "bold reverse") + piece(f" {one_line(snapshot.name)}", "bold")
+    right = piece(f" {_sign(level, glyphs)} {snapshot.state.upper()} ", f"{STYLES[level]} reverse")
     if snapshot.started_s is not None:
         right.append(f" {figures.elapsed_clock(now_s - snapshot.started_s)}", "bold")
     port = f" {_short_url(snapshot.server.url)}" if snapshot.server.url else ""
@@ -169,21 +169,21 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         state.append((f"warm-up: {one_line(warm.outcome)}", "dim"))
     if server.build:
         state.append((f"build {one_line(server.build)}", "dim"))
-    what = Text(" ") + _joined([(model, "bold"), (device, "")], glyphs)
-    how = Text(" ") + _joined(state, glyphs)
+    what = piece(" ") + _joined([(model, "bold"), (device, "")], glyphs)
+    how = piece(" ") + _joined(state, glyphs)
     if what.cell_len + how.cell_len + 2 <= width:
-        return [what + Text(f" {glyphs.separator}", "dim") + how]
+        return [what + piece(f" {glyphs.separator}", "dim") + how]
     return [what, how]
 
 
 def _joined(pieces: Sequence[tuple[str, str]], glyphs: Glyphs) -> Text:
-    return Text(f" {glyphs.separator} ", "dim").join(Text(text, style) for text, style in pieces)
+    return piece(f" {glyphs.separator} ", "dim").join(piece(text, style) for text, style in pieces)
 
 
 def _reading(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> Text:
     reading = read(snapshot, now_s)
     style = STYLES[reading.level]
-    return Text(f" {_sign(reading.level, glyphs)} {reading.head}", style) + Text(f"  {reading.detail}")
+    return piece(f" {_sign(reading.level, glyphs)} {reading.head}", style) + piece(f"  {reading.detail}")
 
 
 def _points(rows: Sequence[RequestRow]) -> list[Point]:
@@ -192,7 +192,7 @@ def _points(rows: Sequence[RequestRow]) -> list[Point]:
 
 def _sim_best_words(snapshot: Snapshot) -> Text:
     newest = next((row for row in reversed(snapshot.requests) if row.lcp_similarity_ratio is not None), None)
-    text = Text(" sim_best ", "bold")
+    text = piece(" sim_best ", "bold")
     if newest is None:
         text.append(figures.UNKNOWN, "dim")
     else:
@@ -203,7 +203,7 @@ def _sim_best_words(snapshot: Snapshot) -> Text:
 
 
 def _totals_words(snapshot: Snapshot, width: int) -> Text:
-    text = Text(" reuse ", "bold")
+    text = piece(" reuse ", "bold")
     text.append(figures.percent(recent_reuse_ratio(snapshot.requests)))
     saved = saved_s(snapshot)
     text.append("  saved ", "bold")
@@ -231,7 +231,7 @@ def _tall_history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     if not points:
         return [title]
     rows = chart(points, width - 2, CHART_ROWS, threshold_ratio, glyphs)
-    return [title, *(Text(" ") + row for row in rows)]
+    return [title, *(piece(" ") + row for row in rows)]
 
 
 def _middle(snapshot: Snapshot, width: int, room: int, now_s: float, glyphs: Glyphs) -> list[Text]:
@@ -253,33 +253,34 @@ def _middle(snapshot: Snapshot, width: int, room: int, now_s: float, glyphs: Gly
 
 def _empty(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> list[Text]:
     """What to read before the first request: what is happening, or how to begin."""
+    url = one_line(snapshot.proxy_url)
     lines = [Text()]
     if snapshot.state in _STEPS and snapshot.state is not State.READY:
         at = _ORDER.index(snapshot.state)
         for index, state in enumerate(_ORDER):
             if index < at:
-                lines.append(Text(f"   {glyphs.good} {_STEPS[state]}", "green"))
+                lines.append(piece(f"   {glyphs.good} {_STEPS[state]}", "green"))
             elif index == at:
-                step = Text(f"   {glyphs.arrow} {_STEPS[state]}", "bold yellow")
+                step = piece(f"   {glyphs.arrow} {_STEPS[state]}", "bold yellow")
                 if snapshot.state_since_s is not None:
-                    step.append(f"  for {figures.duration(now_s - snapshot.state_since_s)}", "default")
+                    step.append(f"  for {figures.duration(now_s - snapshot.state_since_s)}")
                 if snapshot.server.rss_bytes is not None:
-                    step.append(f", {figures.memory(snapshot.server.rss_bytes)} in memory", "default")
+                    step.append(f", {figures.memory(snapshot.server.rss_bytes)} in memory")
                 lines.append(step)
             else:
-                lines.append(Text(f"   {glyphs.idle} {_STEPS[state]}", "dim"))
+                lines.append(piece(f"   {glyphs.idle} {_STEPS[state]}", "dim"))
         lines.append(Text())
         if snapshot.state is State.LOADING:
-            lines.append(Text("   A new build or driver compiles shaders first: that takes minutes.", "dim"))
-        lines.append(Text(f"   Clients may connect to {snapshot.proxy_url} now: their requests wait.", "dim"))
+            lines.append(piece("   A new build or driver compiles shaders first: that takes minutes.", "dim"))
+        lines.append(piece(f"   Clients may connect to {url} now: their requests wait.", "dim"))
     elif snapshot.state is State.READY:
-        lines.append(Text("   No request yet.  Point a client at ") + Text(f"{snapshot.proxy_url}/v1", "bold cyan"))
-        lines.append(Text("   (OpenAI chat and responses, Anthropic messages), or try:", "dim"))
+        lines.append(piece("   No request yet.  Point a client at ") + piece(f"{url}/v1", "bold cyan"))
+        lines.append(piece("   (OpenAI chat and responses, Anthropic messages), or try:", "dim"))
         lines.append(Text())
-        lines.append(Text(f"   curl {snapshot.proxy_url}/v1/chat/completions \\"))
-        lines.append(Text("""     -d '{"messages":[{"role":"user","content":"Hello"}],"max_tokens":32}'"""))
+        lines.append(piece(f"   curl {url}/v1/chat/completions \\"))
+        lines.append(piece("""     -d '{"messages":[{"role":"user","content":"Hello"}],"max_tokens":32}'"""))
     else:
-        lines.append(Text(f"   {state_sentence(snapshot, now_s)}"))
+        lines.append(piece(f"   {state_sentence(snapshot, now_s)}"))
     lines.append(Text())
     return lines
 
@@ -292,7 +293,7 @@ def _running(snapshot: Snapshot, width: int, most: int, glyphs: Glyphs) -> list[
             continue
         ratio = min(1.0, row.processed_tokens / row.prompt_tokens)
         slot = figures.UNKNOWN if row.slot is None else str(row.slot)
-        text = Text(f" slot {slot} ", "bold")
+        text = piece(f" slot {slot} ", "bold")
         text += progress_bar(ratio, max(10, min(40, width // 4)), glyphs, "cyan")
         text.append(f" {figures.percent(ratio):>5}  {row.processed_tokens:,}/{row.prompt_tokens:,}")
         text.append(f"  {one_line(row.client or '')} {one_line(row.side or '')}".rstrip(), "dim")
@@ -307,7 +308,7 @@ def _warnings(snapshot: Snapshot, most: int, glyphs: Glyphs) -> list[Text]:
             continue
         sign, style = (glyphs.bad, "bold red") if level == "error" else (glyphs.warn, "bold yellow")
         lines.append(
-            Text(f" {sign} ", style) + Text(f"{figures.clock_time(time_s)} ", "dim") + Text(one_line(text), "yellow")
+            piece(f" {sign} ", style) + piece(f"{figures.clock_time(time_s)} ", "dim") + piece(one_line(text), "yellow")
         )
     return lines[-most:]
 
@@ -315,15 +316,15 @@ def _warnings(snapshot: Snapshot, most: int, glyphs: Glyphs) -> list[Text]:
 def _log(snapshot: Snapshot, width: int, room: int, glyphs: Glyphs) -> list[Text]:
     if room < 2 or not snapshot.log_lines:
         return []
-    title = Text(f"{glyphs.rule * 2} llama-server's log ", "dim")
+    title = piece(f"{glyphs.rule * 2} llama-server's log ", "dim")
     title.append(glyphs.rule * max(0, width - title.cell_len), "dim")
-    return [title, *(Text(f" {one_line(line)}", "dim") for line in snapshot.log_lines[-(room - 1) :])]
+    return [title, *(piece(f" {one_line(line)}", "dim") for line in snapshot.log_lines[-(room - 1) :])]
 
 
 def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
-    left = Text(f" {snapshot.proxy_url}", "cyan")
+    left = piece(f" {one_line(snapshot.proxy_url)}", "cyan")
     totals = snapshot.totals
     if totals.ts_removed or totals.msg_ids_removed:
         left.append(f"  stripped: ids {totals.msg_ids_removed:,}, ts {totals.ts_removed:,}", "dim")
-    right = Text("Ctrl-C again kills " if snapshot.state is State.STOPPING else "Ctrl-C stops ", "dim")
+    right = piece("Ctrl-C again kills " if snapshot.state is State.STOPPING else "Ctrl-C stops ", "dim")
     return [_spread(left, right, width, glyphs)]

@@ -36,7 +36,9 @@ def down(
     as_json: JsonOption = False,
 ) -> None:
     """
-    Stop a running stack in order: streams end, then llama-server, then kvstack.
+    Stop a running stack.
+
+    In order: streams end, then llama-server, then kvstack. Waits until nothing is left.
     """
 
     def action() -> output.Result:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-__all__ = ["ASCII", "UNICODE", "Glyphs", "chart", "cut", "progress_bar", "sparkline"]
+__all__ = ["ASCII", "UNICODE", "Glyphs", "chart", "cut", "piece", "progress_bar", "sparkline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,13 @@ Point = tuple[float | None, str]
 """A ratio (None: not known) and the style to draw it in."""
 
 
+def piece(text: str, style: str = "") -> Text:
+    """
+    Text whose style ends with it: what is appended later does not inherit it.
+    """
+    return Text().append(text, style)
+
+
 def cut(text: Text, width: int, glyphs: Glyphs) -> Text:
     """
     *text* in exactly *width* cells: filled up with spaces, or cut with an ellipsis.
@@ -60,7 +67,7 @@ def progress_bar(ratio: float, width: int, glyphs: Glyphs, style: str) -> Text:
     A bar of *width* cells, filled to *ratio*.
     """
     filled = max(0, min(width, int(ratio * width)))
-    return Text(glyphs.full * filled, style) + Text(glyphs.empty * (width - filled), "dim")
+    return piece(glyphs.full * filled, style) + piece(glyphs.empty * (width - filled), "dim")
 
 
 def sparkline(points: Sequence[Point], width: int, glyphs: Glyphs) -> Text:
@@ -91,7 +98,7 @@ def chart(
         label = "1.00" if row == height - 1 else "0.00" if row == 0 else ""
         if row == line_row and threshold_ratio is not None:
             label = f"{threshold_ratio:.2f}"
-        text = Text(f"{label:>{scale - 1}} ", "dim")
+        text = piece(f"{label:>{scale - 1}} ", "dim")
         behind = glyphs.threshold if row == line_row else " "
         for value, style in shown:
             if value is None:

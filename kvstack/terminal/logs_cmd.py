@@ -28,7 +28,9 @@ def logs(
     as_json: JsonOption = False,
 ) -> None:
     """
-    Print the llama-server's log: the last lines, also of a stack that has ended (exit code 4 then).
+    Print the llama-server's log.
+
+    The last lines, also of a stack that has ended (the exit code is 4 then).
     """
 
     def action() -> output.Result:

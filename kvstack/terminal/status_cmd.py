@@ -37,7 +37,9 @@ def status(
     ] = False,
 ) -> None:
     """
-    Show what a running stack does: state, cache, last requests. Exit code 3 while it is not ready.
+    Show what a running stack does.
+
+    State, cache, last requests. The exit code is 3 while it is not ready.
     """
 
     def action() -> output.Result:

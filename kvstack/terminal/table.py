@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from kvstack.core.snapshot import RequestRow
 from kvstack.terminal import figures
-from kvstack.terminal.glyphs import Glyphs, cut
+from kvstack.terminal.glyphs import Glyphs, cut, piece
 from kvstack.terminal.reading import Level, level_of
 
 __all__ = ["STYLES", "RequestTable", "api_word", "verdict_style"]
@@ -131,7 +132,7 @@ class RequestTable:
         cells = [_justified(column.title, column) for column in self._columns]
         if self.why_inline:
             cells.append("why")
-        return self._fitted(Text(" ".join(cells), "bold"))
+        return self._fitted(piece(" ".join(cells), "bold"))
 
     def lines(self, row: RequestRow) -> list[Text]:
         """
@@ -144,18 +145,18 @@ class RequestTable:
             if column.title == "verdict":
                 text.append(_justified(column.cell(row), column), verdict_style(row))
             else:
-                shown = cut(Text(figures.one_line(column.cell(row))), column.width, self._glyphs).plain.rstrip()
+                shown = cut(piece(figures.one_line(column.cell(row))), column.width, self._glyphs).plain.rstrip()
                 text.append(_justified(shown, column), _cell_style(column.title, row))
         why = figures.one_line(row.cause or row.error or "")
         lines = [text]
         if why and self.why_inline:
             text.append(f" {why}", "italic")
         elif why:
-            lines.append(Text(f"  {self._glyphs.corner} ", "dim") + Text(why, "italic"))
+            lines.append(piece(f"  {self._glyphs.corner} ", "dim") + piece(why, "italic"))
         return [self._fitted(line) for line in lines]
 
     def _fitted(self, line: Text) -> Text:
-        return Text(self._lead) + cut(line, self._width, self._glyphs)
+        return piece(self._lead) + cut(line, self._width, self._glyphs)
 
     def block(self, rows: Sequence[RequestRow], height: int) -> list[Text]:
         """
@@ -173,7 +174,7 @@ class RequestTable:
 
 
 def _justified(text: str, column: Column) -> str:
-    missing = max(0, column.width - Text(text).cell_len)
+    missing = max(0, column.width - cell_len(text))
     return " " * missing + text if column.justify == "right" else text + " " * missing
 
 

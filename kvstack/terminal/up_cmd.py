@@ -32,7 +32,9 @@ def up(
     overrides: OverridesOption = None,
 ) -> None:
     """
-    Start llama-server, warm it up, and serve the proxy until Ctrl-C.
+    Start a stack: llama-server and proxy.
+
+    Starts llama-server, waits for it, warms it up, and serves until Ctrl-C.
     """
     try:
         if wait and not detach:

@@ -17,7 +17,9 @@ TIMEOUT_S = 3600.0
 @app.command()
 def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
     """
-    Warm the running stack's prefix up, and wait until it is done.
+    Warm the running stack's prefix up.
+
+    Waits until it is done, which may take minutes.
     """
 
     def action() -> output.Result:
