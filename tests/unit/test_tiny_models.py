@@ -13,6 +13,7 @@ MODELS = Path(__file__).parents[1] / "models"
 
 
 def listed_sums() -> dict[str, str]:
+    """Digests by file name."""
     lines = (MODELS / "SHA256SUMS").read_text().splitlines()
     return {name: digest for digest, name in (line.split() for line in lines)}
 
