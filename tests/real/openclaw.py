@@ -1,8 +1,8 @@
 """
-A conversation as OpenClaw 2026.2.17 sends it: the structure and the volatile parts are the client's, the prose is made up.
+A conversation as OpenClaw 2026.2.17 sends it: structure and volatile parts are the client's, the prose is made up.
 
-Per turn, the system text's metadata block holds the newest message's id, the user text begins with a `Conversation info`
-block and a timestamp prefix; both stay in the history as they were.
+Per turn, the system text's metadata block holds the newest message's id, and the user text begins with a
+`Conversation info` block and a timestamp prefix; both stay in the history as they were.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 __all__ = ["OpenClaw"]
 
-WORDS = (
-    "agent answer before cache change check command context conversation file follow given keep language line memory "
-    "message model name never note only order path plain project prompt question read report result rule session short "
-    "skill step system task text time tool turn user value when word work workspace write"
-).split()
+WORDS = """
+agent answer before cache change check command context conversation file follow given keep language line memory message
+model name never note only order path plain project prompt question read report result rule session short skill step
+system task text time tool turn user value when word work workspace write
+""".split()
 
 
 def _prose(random_source: random.Random, characters: int) -> str:

@@ -4,6 +4,7 @@ The product's claim on real servers: through kvstack an OpenClaw conversation is
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -57,7 +58,7 @@ def converse(stack: RunningStack, port: int, client: OpenClaw) -> list[dict[str,
 def test_raw_every_turn_is_prefilled_and_through_kvstack_only_what_is_new(
     kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
 ) -> None:
-    """FR-02: 16,500 tokens of system text and tools, ids and timestamps that change; judged by the server's own figures."""
+    """FR-02: 16,500 tokens of system text and tools, changing ids and timestamps; the server's own figures judge."""
     config = server_config(llama_server, model_path[kind])
     with run_stack(tmp_path, config, name="raw") as stack:
         raw = converse(stack, stack.server_port, OpenClaw())
@@ -77,7 +78,7 @@ def test_raw_every_turn_is_prefilled_and_through_kvstack_only_what_is_new(
 
     assert len(log_similarities) == len(TURNS) - 1
     assert min(log_similarities) >= 0.94
-    for before, turn in zip(stripped, stripped[1:], strict=False):
+    for before, turn in itertools.pairwise(stripped):
         assert turn["prompt_n"] <= before["predicted_n"] + turn["user_n"] + 64
 
     # The status has the same figures: the server's timings for the tokens, the server's log for the similarity.
