@@ -1,0 +1,96 @@
+"""
+Tests of plain lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvstack.core.events import Notice, RequestEnded, StateChanged, WarmupEnded
+from kvstack.core.lifecycle import State
+from kvstack.core.snapshot import RequestRow, Snapshot
+from kvstack.terminal.plain import SETTLE_S, Announcer, Line, request_line
+
+ROW = RequestRow(
+    id=7,
+    time_s=100.0,
+    method="POST",
+    path="/v1/responses",
+    api="responses",
+    stream=True,
+    items=8,
+    ts_removed=2,
+    msg_ids_removed=3,
+    items_modified=3,
+    phase="done",
+    status=200,
+    prompt_tokens=18402,
+    cached_tokens=18377,
+    evaluated_tokens=25,
+    lcp_similarity_ratio=0.982,
+    verdict="HIT",
+)
+
+
+def test_request_line_has_the_published_shape() -> None:
+    """The line begins as published and goes on with similarity, tokens and verdict."""
+    assert request_line(ROW) == (
+        "POST /v1/responses | items=8 | ts_removed=2 | msg_ids_removed=3 | items_modified=3 | stream=True"
+        " | sim_best=0.982 | cached=18377 | evaluated=25 | HIT"
+    )
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    """Unknown figures are no zeros."""
+    row = replace(ROW, lcp_similarity_ratio=None, cached_tokens=None, evaluated_tokens=None, verdict=None, stream=False)
+    assert request_line(row).endswith(" | stream=False | sim_best=- | cached=- | evaluated=- | UNKNOWN")
+
+
+def test_reason_and_status_follow_the_verdict() -> None:
+    """A cause and a failed answer's status stand behind the verdict, on one line."""
+    row = replace(ROW, verdict="FAILED", cause=None, error="bad\nJSON\x1b[2J", status=400)
+    assert request_line(row).endswith(" | FAILED | why=bad JSON [2J | status=400")
+
+
+def _snapshot(*rows: RequestRow) -> Snapshot:
+    return Snapshot("box", "http://127.0.0.1:1234", State.READY, requests=rows)
+
+
+def test_a_request_is_told_once_when_it_is_over() -> None:
+    """Nothing is said before the end; then exactly one line."""
+    announcer = Announcer()
+    snapshot = _snapshot(ROW)
+    assert announcer.settle(snapshot, 101.0) == []
+    assert announcer.feed(RequestEnded(101.0, 7, 200, "done"), snapshot) == []
+    assert announcer.settle(snapshot, 101.0) == [Line(request_line(ROW), is_data=True)]
+    assert announcer.settle(snapshot, 102.0) == []
+
+
+def test_a_request_waits_for_the_log_but_not_for_ever() -> None:
+    """Figures of the log may come late; a request whose log never comes is told without them."""
+    announcer = Announcer()
+    early = replace(ROW, lcp_similarity_ratio=None)
+    announcer.feed(RequestEnded(101.0, 7, 200, "done"), _snapshot(early))
+    assert announcer.settle(_snapshot(early), 101.0 + SETTLE_S / 2) == []
+    assert announcer.settle(_snapshot(ROW), 101.0 + SETTLE_S / 2) == [Line(request_line(ROW), is_data=True)]
+    announcer.feed(RequestEnded(103.0, 7, 200, "done"), _snapshot(early))
+    assert announcer.settle(_snapshot(early), 103.0 + SETTLE_S) == [Line(request_line(early), is_data=True)]
+
+
+def test_use_is_explained_once() -> None:
+    """The first time that the stack is ready says how to use it; a restart does not repeat it."""
+    announcer = Announcer()
+    first = announcer.feed(StateChanged(1.0, State.READY, "warm"), _snapshot())
+    assert first[0] == Line("ready: warm")
+    assert any("http://127.0.0.1:1234/v1" in line.text for line in first)
+    assert not any(line.is_data for line in first)
+    assert announcer.feed(StateChanged(2.0, State.READY, "again"), _snapshot()) == [Line("ready: again")]
+
+
+def test_notices_and_warm_up_are_talk() -> None:
+    """Notices and the warm-up go to stderr, disarmed."""
+    announcer = Announcer()
+    notice = announcer.feed(Notice(1.0, "warning", "odd\x1b[1m text"), _snapshot())
+    assert notice == [Line("warning: odd [1m text")]
+    done = announcer.feed(WarmupEnded(1.0, "done", 16512, 16512, 35_170.0), _snapshot())
+    assert done == [Line("warm-up: 16,512 tokens, 16,512 evaluated in 35 s")]
