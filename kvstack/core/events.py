@@ -212,6 +212,8 @@ class WarmupEnded:
     evaluated_tokens: int | None = None
     duration_ms: float | None = None
     detail: str = ""
+    boundary_tokens: int | None = None
+    """End of the system and tools block in the prompt, where it is known: so much must be found cached later."""
 
 
 @dataclass(frozen=True, slots=True)

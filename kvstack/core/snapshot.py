@@ -270,7 +270,10 @@ def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
             return _state(snapshot, event)
         case ServerSpawned():
             server = ServerView(
-                url=snapshot.server.url, pid=event.pid, argv=event.argv, started_s=event.time_s,
+                url=snapshot.server.url,
+                pid=event.pid,
+                argv=event.argv,
+                started_s=event.time_s,
             )
             return _new_run(replace(snapshot, server=server), snapshot.join.run + 1)
         case ServerDescribed():
@@ -280,9 +283,7 @@ def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
         case RequestReceived():
             return _received(snapshot, event)
         case RequestForwarded():
-            return _change_row(
-                snapshot, event.id, lambda row: replace(row, phase="forwarded", run=snapshot.join.run)
-            )
+            return _change_row(snapshot, event.id, lambda row: replace(row, phase="forwarded", run=snapshot.join.run))
         case FirstByteSent():
             return _change_row(snapshot, event.id, lambda row: _first_byte(row, event.time_s))
         case AnswerSeen():
@@ -358,9 +359,7 @@ def _warmed(snapshot: Snapshot, event: WarmupEnded) -> Snapshot:
         detail=event.detail,
     )
     join = claim_warmup(snapshot.join, event.evaluated_tokens, event.prompt_tokens)
-    return replace(
-        snapshot, warmup=view, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed)
-    )
+    return replace(snapshot, warmup=view, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed))
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
@@ -416,9 +415,7 @@ def _first_byte(row: RequestRow, time_s: float) -> RequestRow:
 
 
 def _answered(snapshot: Snapshot, event: AnswerSeen) -> Snapshot:
-    snapshot = _change_row(
-        snapshot, event.id, lambda row: replace(row, answer=event, error=event.error or row.error)
-    )
+    snapshot = _change_row(snapshot, event.id, lambda row: replace(row, answer=event, error=event.error or row.error))
     if snapshot.join.facts == 0:
         # A server that is only attached to: its answers are all that there is to measure the rate by.
         snapshot = replace(snapshot, join=measured(snapshot.join, event.evaluated_tokens, event.prefill_ms))
@@ -440,9 +437,7 @@ def _with_row(snapshot: Snapshot, index: int, row: RequestRow) -> Snapshot:
     totals = snapshot.totals
     if old.verdict is not None or row.verdict is not None:
         totals = _account(_account(totals, old, -1), row, 1)
-    return replace(
-        snapshot, totals=totals, requests=(*snapshot.requests[:index], row, *snapshot.requests[index + 1 :])
-    )
+    return replace(snapshot, totals=totals, requests=(*snapshot.requests[:index], row, *snapshot.requests[index + 1 :]))
 
 
 def _account(totals: Totals, row: RequestRow, sign: int) -> Totals:
@@ -474,8 +469,12 @@ def _rejoin(snapshot: Snapshot, requests: Iterable[int]) -> Snapshot:
     if join is not snapshot.join:
         snapshot = replace(snapshot, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed))
     for request in dict.fromkeys([*requests, *sorted(changed)]):
-        snapshot = _change_row(snapshot, request, lambda row: _composed(snapshot, row))
+        snapshot = _recompose(snapshot, request)
     return snapshot
+
+
+def _recompose(snapshot: Snapshot, request: int) -> Snapshot:
+    return _change_row(snapshot, request, lambda row: _composed(snapshot, row))
 
 
 def _composed(snapshot: Snapshot, row: RequestRow) -> RequestRow:
@@ -572,7 +571,7 @@ def _log_fact(snapshot: Snapshot, event: LogFactSeen) -> Snapshot:
             return _rejoin(snapshot, _owner(snapshot, fact.slot, fact.task))
         case facts.TaskLaunched() | facts.PromptStarted() | facts.ReusePoint() | facts.PrefillProgressed():
             for request in _owner(snapshot, fact.slot, fact.task):
-                snapshot = _change_row(snapshot, request, lambda row: _composed(snapshot, row))
+                snapshot = _recompose(snapshot, request)
             return snapshot
         case _:
             return snapshot
@@ -580,9 +579,7 @@ def _log_fact(snapshot: Snapshot, event: LogFactSeen) -> Snapshot:
 
 def _owner(snapshot: Snapshot, slot: int, task: int) -> list[int]:
     return [
-        view.owner
-        for view in snapshot.join.tasks
-        if view.slot == slot and view.task == task and view.owner is not None
+        view.owner for view in snapshot.join.tasks if view.slot == slot and view.task == task and view.owner is not None
     ]
 
 
@@ -641,8 +638,6 @@ def _note_fact(snapshot: Snapshot, fact: facts.LogFact, time_s: float) -> Snapsh
             samples = snapshot.log.drift_samples
             if len(samples) < DRIFT_SAMPLES_KEPT and fact.text not in samples:
                 samples = (*samples, fact.text)
-            return replace(
-                snapshot, log=replace(snapshot.log, drift=snapshot.log.drift + 1, drift_samples=samples)
-            )
+            return replace(snapshot, log=replace(snapshot.log, drift=snapshot.log.drift + 1, drift_samples=samples))
         case _:
             return snapshot

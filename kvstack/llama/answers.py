@@ -144,7 +144,9 @@ class AnswerTap:
             prompt_tokens=prompt,
             cached_tokens=cached,
             evaluated_tokens=evaluated,
-            generated_tokens=_first(_count(timings, "predicted_n"), _count(usage, "completion_tokens", "output_tokens")),
+            generated_tokens=_first(
+                _count(timings, "predicted_n"), _count(usage, "completion_tokens", "output_tokens")
+            ),
             prefill_ms=_amount(timings, "prompt_ms"),
             decode_ms=_amount(timings, "predicted_ms"),
             decode_tokens_per_s=_amount(timings, "predicted_per_second"),

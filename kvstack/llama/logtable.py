@@ -348,9 +348,7 @@ SLOT: tuple[Pattern, ...] = (
         "newer than b11549",
         "selected slot by LRU, n_tokens = 1026",
     ),
-    _pattern(
-        "slot by id", "selected slot by id (<INT>)", _selected("id"), "b9725 on", "selected slot by id (0)"
-    ),
+    _pattern("slot by id", "selected slot by id (<INT>)", _selected("id"), "b9725 on", "selected slot by id (0)"),
     _pattern(
         "slot compared",
         "- checking sim = <NUM> (<INT>/<INT>) > <NUM>",
@@ -929,7 +927,9 @@ SERVER: tuple[Pattern, ...] = (
     ),
     _pattern("fatal", "exiting due to <*>", _fatal, "2025 on", "exiting due to model loading error"),
     _pattern("end", "cleaning up before exit<*>", None, "2025 on", "cleaning up before exit..."),
-    _pattern("end", "operator(): cleaning up before exit<*>", None, "2025 on", "operator(): cleaning up before exit..."),
+    _pattern(
+        "end", "operator(): cleaning up before exit<*>", None, "2025 on", "operator(): cleaning up before exit..."
+    ),
 )
 """Messages behind `srv FUNCTION: ` (and behind `main: ` to b9093).  Most others there say nothing of the cache."""
 

@@ -1,0 +1,228 @@
+"""
+One verdict per request: what the cache did for it, and why.
+
+The answer's own figures are the truth about reuse.  The log explains them, the proxy names the cause.  LCP similarity
+is a prediction that the server made before it knew whether it could keep what matched: it never makes a verdict, it
+only tells how much would have been there.
+
+Judged by tokens.  *Prompt* = *cached* + *evaluated*.  *Expected* is what should have been cached: the prompt of the
+conversation's former request (its answer may be rendered anew), or, where no conversation is known, the former prompt
+on the same slot.
+
+| verdict | when |
+| --- | --- |
+| HIT | cached >= expected - 64: what was evaluated is about what is new |
+| WARM | a conversation's first request that found its prefix cached: up to the warm-up's boundary, or half of it |
+| RESTORED | as one of these, out of the RAM cache |
+| COLD | next to nothing was cached, and nothing of it was expected to be |
+| PARTIAL | the prompt left the former one early: the client changed something |
+| REPROCESS | more matched than was kept: the server had no checkpoint where the prompts part |
+| EVICTED | the prompt extends the former one, but another conversation took the slot |
+| TEMPLATE | the body extends the former one, in the same slot, but the rendered prompt does not |
+| TRUNCATED | the context was full: the prompt was cut, shifted, or the answer ended there |
+| CANCELLED | the client left |
+| FAILED | the answer is an error, also one in the middle of a stream |
+| UNKNOWN | neither the answer nor the log told what was cached |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstack.core.views import RequestRow, TaskView
+
+__all__ = ["SLACK_TOKENS", "VERDICTS", "Judgement", "judge"]
+
+SLACK_TOKENS = 64
+"""Cached tokens may fall short of what was expected by so many: a template's tail, a checkpoint before the end."""
+
+_BOUNDARY_SLACK_TOKENS = 4
+
+_LRU_AT_MOST_RATIO = 0.1
+"""Default of `--slot-prompt-similarity`: a slot that is more alike is chosen for that, not by age."""
+
+VERDICTS = (
+    "HIT",
+    "PARTIAL",
+    "COLD",
+    "WARM",
+    "RESTORED",
+    "EVICTED",
+    "REPROCESS",
+    "TEMPLATE",
+    "TRUNCATED",
+    "CANCELLED",
+    "FAILED",
+    "UNKNOWN",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """
+    A verdict, its cause in a few words, and how many tokens were evaluated in vain.
+    """
+
+    verdict: str
+    cause: str | None = None
+    lost_tokens: int | None = None
+
+
+def judge(
+    row: RequestRow,
+    task: TaskView | None,
+    before: RequestRow | None,
+    *,
+    slot_taken_by: str | None = None,
+    boundary_tokens: int | None = None,
+    log_is_read: bool = False,
+) -> Judgement:
+    """
+    Judge a request that is over.
+
+    Args:
+        row: The request, its figures composed of answer and log.
+        task: Its task on the server, if it is known.
+        before: The conversation's former request, if that is remembered.
+        slot_taken_by: Who used the slot of *before* last, if that was somebody else.
+        boundary_tokens: What the warm-up made warm: the end of the system and tools block.
+        log_is_read: Whether the server's log is there at all; it is not for a server that is only attached to.
+    """
+    if row.phase == "cancelled":
+        return Judgement("CANCELLED", "the client left")
+    if row.phase == "failed" or row.error is not None or (row.status or 200) >= 400:
+        return Judgement("FAILED", row.error or (f"HTTP {row.status}" if row.status is not None else None))
+    prompt, cached, evaluated = row.prompt_tokens, row.cached_tokens, row.evaluated_tokens
+    if prompt is None or cached is None or evaluated is None:
+        return Judgement("UNKNOWN", "no figures in the answer" if not log_is_read else "no figures in answer and log")
+    if task is not None and (task.truncated or task.shifted_tokens):
+        return Judgement("TRUNCATED", "the context is full")
+    return _judge_reuse(
+        _Reuse(row, task, before, prompt, cached, evaluated), slot_taken_by, boundary_tokens, log_is_read=log_is_read
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reuse:
+    """
+    What is known about the reuse of one request; tokens throughout.
+    """
+
+    row: RequestRow
+    task: TaskView | None
+    before: RequestRow | None
+    prompt: int
+    cached: int
+    evaluated: int
+
+    @property
+    def is_nothing(self) -> bool:
+        # Every chat begins with the same few template tokens.
+        return self.cached < max(1.0, min(32.0, self.prompt * 0.05))
+
+    @property
+    def matched(self) -> int | None:
+        """What the server found equal before it decided, or None if it did not say."""
+        task = self.task
+        if task is None:
+            return None
+        if task.ram_hit:
+            ratio = task.ram_similarity_ratio
+            return None if ratio is None else round(ratio * self.prompt)
+        if task.lcp_tokens is not None:
+            return min(task.lcp_tokens, self.prompt)
+        if task.how == "lcp" and task.similarity_ratio is not None:
+            return round(task.similarity_ratio * self.prompt)
+        return None
+
+    @property
+    def is_from_ram(self) -> bool:
+        task = self.task
+        if task is None or self.is_nothing:
+            return False
+        if task.ram_hit:
+            return True
+        # Builds that tell of the RAM cache only at trace level: no slot was alike by more than the threshold, and yet
+        # much was cached.  (With `--slot-prompt-similarity 0` slots are never compared: then the holder tells.)
+        return (
+            task.how == "lru"
+            and self.cached > self.prompt * _LRU_AT_MOST_RATIO + SLACK_TOKENS
+            and (task.holder is None or task.holder != self.row.conversation)
+        )
+
+    @property
+    def same_run(self) -> bool:
+        return self.before is not None and self.before.run == self.row.run
+
+    @property
+    def expected(self) -> int | None:
+        """What should have been cached, or None if nothing says so."""
+        if self.before is not None and self.same_run and self.before.prompt_tokens is not None:
+            return min(self.before.prompt_tokens, self.prompt - 1)
+        return None
+
+    @property
+    def slot_expected(self) -> int | None:
+        """The former prompt on the slot that was chosen because it is alike."""
+        task = self.task
+        if task is None or task.how not in {"lcp", "lcs", "id"} or task.holder_prompt_tokens is None:
+            return None
+        return min(task.holder_prompt_tokens, self.prompt - 1)
+
+
+def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None, *, log_is_read: bool) -> Judgement:
+    cached, matched = reuse.cached, reuse.matched
+    expected = reuse.expected
+    knows_conversation = reuse.row.conversation is not None
+    if expected is None and not knows_conversation:
+        expected = reuse.slot_expected
+    kept_short = max((matched or 0) - cached, 0)
+    left_early = max((expected if expected is not None else reuse.slot_expected or 0) - max(matched or 0, cached), 0)
+    if kept_short > SLACK_TOKENS and kept_short >= left_early:
+        return Judgement("REPROCESS", _why_reprocessed(reuse, matched or 0), kept_short)
+    if reuse.is_from_ram:
+        return Judgement("RESTORED", None, 0)
+    if expected is not None and cached >= expected - SLACK_TOKENS and not reuse.is_nothing:
+        return Judgement("HIT", None, 0)
+    if expected is not None and knows_conversation:
+        return _judge_loss(reuse, expected, slot_taken_by, log_is_read=log_is_read)
+    if reuse.is_nothing:
+        return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
+    if reuse.before is None and knows_conversation:
+        enough = cached >= boundary - _BOUNDARY_SLACK_TOKENS if boundary is not None else False
+        if enough or cached * 2 >= reuse.prompt:
+            return Judgement("WARM", None, 0)
+        return Judgement("PARTIAL", "first request of its conversation", reuse.evaluated)
+    if cached * 10 >= reuse.prompt * 9 or reuse.evaluated <= SLACK_TOKENS:
+        return Judgement("HIT", None, 0)
+    lost = max((expected or reuse.prompt) - cached, 0)
+    return Judgement("PARTIAL", reuse.row.divergence, lost)
+
+
+def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_is_read: bool) -> Judgement:
+    """
+    Judge a request of a known conversation that found less than its former request left.
+    """
+    lost = max(expected - reuse.cached, 0)
+    if reuse.row.divergence is not None:
+        return Judgement("PARTIAL", reuse.row.divergence, lost)
+    if not log_is_read or reuse.task is None:
+        # Without the log nobody can tell an eviction from a template that renders the history anew.
+        return Judgement("COLD" if reuse.is_nothing else "PARTIAL", "the former prompt was not in the cache", lost)
+    task = reuse.task
+    if task.holder is not None and task.holder == reuse.row.conversation:
+        return Judgement("TEMPLATE", "the rendered history differs from what the server holds", lost)
+    return Judgement("EVICTED", f"by {slot_taken_by}" if slot_taken_by else "its slot was given away", lost)
+
+
+def _why_reprocessed(reuse: _Reuse, matched: int) -> str:
+    said = "no checkpoint" if reuse.task is not None and reuse.task.reprocessed else "not kept"
+    return f"{matched:,} tokens matched, {reuse.cached:,} kept: {said}"
+
+
+def _why_cold(reuse: _Reuse) -> str:
+    if reuse.before is not None and not reuse.same_run:
+        return "the server was restarted"
+    if reuse.before is None and reuse.row.conversation is not None:
+        return "first request of its conversation"
+    return "nothing like it was cached"

@@ -1,0 +1,274 @@
+"""
+The parts of a Snapshot: what is known of each request, slot and task, of the server and of the warm-up.
+
+All are values; `kvstack.core.snapshot.reduce` makes new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvstack.core.events import AnswerSeen
+
+__all__ = [
+    "LogView",
+    "RamCacheView",
+    "RequestRow",
+    "ServerView",
+    "SlotView",
+    "TaskView",
+    "Totals",
+    "WarmupView",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """
+    One request, as far as it is known by now.
+    """
+
+    id: int
+    time_s: float
+    method: str
+    path: str
+    api: str | None = None
+    client: str | None = None
+    conversation: str | None = None
+    side: str | None = None
+    stream: bool = False
+    items: int = 0
+    ts_removed: int = 0
+    msg_ids_removed: int = 0
+    items_modified: int = 0
+    divergence: str | None = None
+    """Where and how it left its conversation's former request, as the proxy saw it."""
+    before: int | None = None
+    """Number of the conversation's former request, if there was one."""
+    run: int = 0
+    """Number of the server process that it was sent to."""
+    phase: str = "received"
+    """`received`, `forwarded`, `answering`, then an outcome: `done`, `cancelled`, `failed`."""
+    status: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    evaluated_tokens: int | None = None
+    generated_tokens: int | None = None
+    lcp_similarity_ratio: float | None = None
+    prefill_ms: float | None = None
+    ttft_ms: float | None = None
+    decode_ms: float | None = None
+    decode_tokens_per_s: float | None = None
+    slot: int | None = None
+    task: int | None = None
+    processed_tokens: int | None = None
+    """Of a running prefill: tokens of the prompt that are in the slot, reused ones included."""
+    prefill_tokens_per_s: float | None = None
+    verdict: str | None = None
+    """None while the request runs."""
+    cause: str | None = None
+    """Why, in a few words, where a verdict needs it."""
+    lost_tokens: int | None = None
+    """Tokens that were evaluated though they had been in the cache, or should have been."""
+    cost_s: float | None = None
+    """Seconds that the lost tokens took, by the prefill rate of this run."""
+    saved_s: float | None = None
+    """Seconds that the cached tokens would have taken, by the prefill rate of this run."""
+    error: str | None = None
+    settled: bool = False
+    """Whether the verdict is final: the request is over, and all that the log says of it is read."""
+    answer: AnswerSeen | None = None
+    """What the answer said of itself."""
+
+    @property
+    def is_over(self) -> bool:
+        """
+        Whether the client has its answer, or left.
+        """
+        return self.phase in {"done", "cancelled", "failed"}
+
+    @property
+    def reuse_ratio(self) -> float | None:
+        """
+        Cached tokens / prompt tokens, 0 to 1.
+        """
+        if not self.prompt_tokens or self.cached_tokens is None:
+            return None
+        return min(self.cached_tokens / self.prompt_tokens, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """
+    One task of the server, as its log tells it.
+    """
+
+    slot: int
+    task: int
+    is_child: bool = False
+    owner: int | None = None
+    """Number of the request that it works for; None for one that did not come through the proxy."""
+    is_proved: bool = False
+    """Whether figures of the answer prove the owner; before that it is only the likely one."""
+    is_warmup: bool = False
+    how: str | None = None
+    """How the slot was chosen: `lcp`, `lcs`, `lru` or `id`."""
+    similarity_ratio: float | None = None
+    keep_ratio: float | None = None
+    lcp_tokens: int | None = None
+    """Exact, where the log gives it."""
+    ram_hit: bool = False
+    """The slot was filled from the RAM cache."""
+    ram_similarity_ratio: float | None = None
+    holder: str | None = None
+    """Conversation whose tokens the slot held before."""
+    holder_request: int | None = None
+    holder_prompt_tokens: int | None = None
+    """Prompt of the task before this one on the slot."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    processed_tokens: int | None = None
+    tokens_per_s: float | None = None
+    evaluated_tokens: int | None = None
+    prefill_ms: float | None = None
+    generated_tokens: int | None = None
+    decode_ms: float | None = None
+    decode_tokens_per_s: float | None = None
+    total_tokens: int | None = None
+    """What the slot held at the end."""
+    truncated: bool = False
+    shifted_tokens: int = 0
+    reprocessed: bool = False
+    restored_tokens: int | None = None
+    """Position of the checkpoint that was gone back to."""
+    checkpoints_erased: int = 0
+    chunk_tokens: int = 0
+    cancelled: bool = False
+    rejected: str | None = None
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """
+    What a slot holds, and for whom.
+    """
+
+    slot: int
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    """Of the last prompt; the rest of `tokens` is its answer."""
+    conversation: str | None = None
+    client: str | None = None
+    request: int | None = None
+    """The last request that used it; None if that did not come through the proxy."""
+    is_warmup: bool = False
+    task: int | None = None
+    """The running task."""
+    processed_tokens: int | None = None
+    """Of a running prefill."""
+    tokens_per_s: float | None = None
+    checkpoints: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """
+    The upstream.
+    """
+
+    url: str | None = None
+    pid: int | None = None
+    build: str | None = None
+    model: str | None = None
+    device: str | None = None
+    device_name: str | None = None
+    ctx_per_slot: int | None = None
+    slots: int | None = None
+    kv_unified: bool | None = None
+    layers_offloaded: int | None = None
+    layers_total: int | None = None
+    rss_bytes: int | None = None
+    similarity_threshold_ratio: float | None = None
+    buffers: Mapping[str, int] = field(default_factory=dict)
+    """Bytes per kind and device, for example `kv Vulkan0`, as the log tells them."""
+    warnings: tuple[str, ...] = ()
+    asleep: bool = False
+    argv: tuple[str, ...] = ()
+    started_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RamCacheView:
+    """
+    The server's RAM cache: prompts that lost their slot.
+    """
+
+    prompts: int | None = None
+    size_bytes: int | None = None
+    limit_bytes: int | None = None
+    """None: unknown or no limit; 0: off."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupView:
+    """
+    The last warm-up.
+    """
+
+    outcome: str = "pending"
+    """`pending`, `done`, `failed`, `no prefix known` or `off`."""
+    prompt_tokens: int | None = None
+    evaluated_tokens: int | None = None
+    duration_ms: float | None = None
+    boundary_tokens: int | None = None
+    """End of the system and tools block, where it is known."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """
+    How well the log is understood.
+    """
+
+    facts: int = 0
+    drift: int = 0
+    """Records of a known family in an unknown form."""
+    drift_samples: tuple[str, ...] = ()
+    unclaimed_tasks: int = 0
+    """Tasks that did not come through the proxy: bypass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """
+    Sums since the stack started.
+
+    Tokens and times are those of requests whose figures are known.
+    """
+
+    requests: int = 0
+    """Model requests that are over."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    evaluated_tokens: int = 0
+    generated_tokens: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    saved_s: float = 0.0
+    """Prefill that the cache saved, by the measured rate."""
+    cost_s: float = 0.0
+    """Prefill that a better reuse would have saved, by the measured rate."""
+    ts_removed: int = 0
+    msg_ids_removed: int = 0
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    """Requests per verdict."""
+    rules: Mapping[str, int] = field(default_factory=dict)
+    """What each rule did, counted."""
+    full_reprocesses: int = 0
+    checkpoints_restored: int = 0
+    ram_hits: int = 0
+    ram_evictions: int = 0
+    context_shifts: int = 0
