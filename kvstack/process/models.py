@@ -50,6 +50,14 @@ _PACKAGES = {
 }
 
 
+_SOURCES = (
+    ("coder-next-q6_k", "Qwen/Qwen3-Coder-Next-GGUF", "*Q6_K*", "Qwen3-Coder-Next-Q6_K"),
+    ("qwen3-coder-30b", "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF", "*-Q4_K_M.gguf", None),
+    ("gpt-oss-120b", "ggml-org/gpt-oss-120b-GGUF", "*.gguf", None),
+)
+"""Where the profiles' models are: mark in the file name, repository, pattern, and the directory that they have there."""
+
+
 def resolve_model(config: Config, cache_dir: Path) -> Path | None:
     """
     Find the model that the config names.
@@ -162,15 +170,11 @@ def _where_to_get(path: Path) -> str:
     if near:
         listed = ", ".join(each.name for each in near[:3])
         return f"That directory holds {listed}{', ...' if len(near) > 3 else ''}: set server.model to the one you mean."
-    known = (
-        ("coder-next", "Qwen/Qwen3-Coder-Next-GGUF", "*Q6_K*"),
-        ("qwen3-coder-30b", "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF", "*Q4_K_M*"),
-        ("gpt-oss-120b", "ggml-org/gpt-oss-120b-GGUF", "*"),
-    )
-    for mark, repository, pattern in known:
+    for mark, repository, pattern, directory in _SOURCES:
         if mark in path.name.lower():
+            target = path.parent.parent if directory and path.parent.name == directory else path.parent
             return (
-                f"Download it: hf download {repository} --include '{pattern}' --local-dir {path.parent}\n"
+                f"Download it: hf download {repository} --include '{pattern}' --local-dir {target}\n"
                 "Then set server.model (or --set server.model=PATH) to the file, of a split model to part 1."
             )
     return (

@@ -64,6 +64,14 @@ def test_missing_file_says_where_to_get_it(tmp_path: Path, name: str, hint: str)
     assert hint in caught.value.next_step
 
 
+def test_download_lands_where_the_config_looks(tmp_path: Path) -> None:
+    """A repository with a directory of its own is downloaded one level higher."""
+    directory = tmp_path / "models" / "Qwen3-Coder-Next-Q6_K"
+    with pytest.raises(ModelNotFound) as caught:
+        model_of(tmp_path, "models/Qwen3-Coder-Next-Q6_K/Qwen3-Coder-Next-Q6_K-00001-of-00004.gguf")
+    assert f"--local-dir {directory.parent}\n" in caught.value.next_step
+
+
 def test_neighbours_of_a_missing_file_are_named(tmp_path: Path) -> None:
     """A wrong name in the right directory is answered with the right names."""
     gguf(tmp_path / "right.gguf")
