@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from kvstack.core.logfacts import LogFact, UnknownRecord
 from kvstack.llama.lines import LineSplitter, clean_line
-from kvstack.llama.logtable import BARE, LOADING, SERVER, SLOT, TIMING, Pattern, index
+from kvstack.llama.logpattern import Pattern, index
+from kvstack.llama.logtable import BARE, LOADING, SERVER, SLOT, TIMING
 
 __all__ = ["LogBatch", "LogReader"]
 
