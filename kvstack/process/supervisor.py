@@ -432,8 +432,9 @@ class Supervisor:
     async def _watch(self, launch: Launch) -> None:
         hang = HangWatch(launch.hang_timeout_s)
         told = False
+        pause_s = min(WATCH_S, launch.hang_timeout_s / 4)
         while True:
-            await self._sleep(WATCH_S)
+            await self._sleep(pause_s)
             mark = await self._hooks.busy() if self._hooks.busy is not None else await self._alive_mark()
             trouble = hang.observe(self._clock(), mark)
             if trouble is None:
@@ -452,8 +453,9 @@ class Supervisor:
 
     async def _observe(self, child: Process, progress: Progress) -> None:
         told_s = progress.since_s
+        pause_s = min(SAMPLE_S, progress.timeout_s / 4)
         while True:
-            await self._sleep(SAMPLE_S)
+            await self._sleep(pause_s)
             sample = await child.sample()
             now_s = self._clock()
             if sample is not None:
