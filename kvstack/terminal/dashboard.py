@@ -17,8 +17,16 @@ from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, Snapshot
 from kvstack.terminal import figures
 from kvstack.terminal.figures import one_line
-from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, progress_bar, sparkline
-from kvstack.terminal.reading import Level, read, recent_reuse_ratio, saved_s, state_sentence
+from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, sparkline
+from kvstack.terminal.reading import (
+    Level,
+    decode_speed_by_context,
+    model_requests,
+    read,
+    recent_reuse_ratio,
+    state_sentence,
+)
+from kvstack.terminal.slots import slot_lines
 from kvstack.terminal.table import STYLES, RequestTable, verdict_style
 
 __all__ = ["frame", "head_lines", "render", "summary"]
@@ -79,10 +87,11 @@ def summary(snapshot: Snapshot, width: int, now_s: float, rows: int, glyphs: Gly
         glyphs: Shapes that the output can show.
     """
     lines = head_lines(snapshot, width, now_s, glyphs)
-    if snapshot.requests:
+    shown = model_requests(snapshot)[-rows:]
+    if shown:
         table = RequestTable(width, glyphs)
-        shown = snapshot.requests[-rows:]
-        lines += [table.heading(), *table.block(shown, 2 * len(shown)), *_running(snapshot, width, 8, glyphs)]
+        lines += [table.heading(), *table.block(shown, 2 * len(shown))]
+    lines += slot_lines(snapshot, width, 8, glyphs, idle=True)
     lines += _warnings(snapshot, 4, glyphs)
     return [cut(line, width, glyphs) for line in lines]
 
@@ -151,7 +160,7 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     """What runs (model, device) and how it is (context, memory, warm prefix): one line if there is room, else two."""
     server, warm = snapshot.server, snapshot.warmup
     model = one_line(server.model or "model not known").replace("\\", "/").rpartition("/")[2]
-    device = one_line(server.device or "device not known")
+    device = " ".join(one_line(word) for word in (server.device, server.device_name) if word) or "device not known"
     if server.layers_total:
         device += f" {server.layers_offloaded or 0}/{server.layers_total} layers"
     slots = f" x {server.slots} slots" if server.slots and server.slots > 1 else ""
@@ -167,6 +176,11 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         state.append(("warm-up to come", "dim"))
     else:
         state.append((f"warm-up: {one_line(warm.outcome)}", "dim"))
+    if server.asleep:
+        state.append(("asleep", "yellow"))
+    if snapshot.ram_cache.prompts:
+        held = f"{figures.plural(snapshot.ram_cache.prompts, 'prompt')} {figures.memory(snapshot.ram_cache.size_bytes)}"
+        state.append((f"ram cache {held}", ""))
     if server.build:
         state.append((f"build {one_line(server.build)}", "dim"))
     what = piece(" ") + _joined([(model, "bold"), (device, "")], glyphs)
@@ -187,7 +201,7 @@ def _reading(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> Text:
 
 
 def _points(rows: Sequence[RequestRow]) -> list[Point]:
-    return [(row.lcp_similarity_ratio, verdict_style(row)) for row in rows if row.api is not None]
+    return [(row.lcp_similarity_ratio, verdict_style(row)) for row in rows]
 
 
 def _sim_best_words(snapshot: Snapshot) -> Text:
@@ -204,15 +218,15 @@ def _sim_best_words(snapshot: Snapshot) -> Text:
 
 def _totals_words(snapshot: Snapshot, width: int) -> Text:
     text = piece(" reuse ", "bold")
-    text.append(figures.percent(recent_reuse_ratio(snapshot.requests)))
-    saved = saved_s(snapshot)
+    text.append(figures.percent(recent_reuse_ratio(model_requests(snapshot))))
+    totals = snapshot.totals
     text.append("  saved ", "bold")
-    if saved is None:
-        text.append(figures.UNKNOWN)
-    else:
-        text.append(figures.duration(saved))
-        if width >= 100:
-            text.append(f" in {figures.plural(snapshot.totals.requests, 'turn')}")
+    text.append(figures.duration(totals.saved_s) if totals.requests else figures.UNKNOWN)
+    if width >= 100 and totals.cost_s >= 1:
+        text.append("  lost ", "bold")
+        text.append(figures.duration(totals.cost_s), "yellow")
+    if width >= 100 and totals.requests:
+        text.append(f" in {figures.plural(totals.requests, 'turn')}")
     text.append(" ")
     return text
 
@@ -220,14 +234,14 @@ def _totals_words(snapshot: Snapshot, width: int) -> Text:
 def _history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Text:
     left, right = _sim_best_words(snapshot), _totals_words(snapshot, width)
     left.append("  ")
-    left += sparkline(_points(snapshot.requests), width - left.cell_len - right.cell_len - 1, glyphs)
+    left += sparkline(_points(model_requests(snapshot)), width - left.cell_len - right.cell_len - 1, glyphs)
     return _spread(left, right, width, glyphs)
 
 
 def _tall_history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     threshold_ratio = snapshot.server.similarity_threshold_ratio
     title = _spread(_sim_best_words(snapshot), _totals_words(snapshot, width), width, glyphs)
-    points = _points(snapshot.requests)
+    points = _points(model_requests(snapshot))
     if not points:
         return [title]
     rows = chart(points, width - 2, CHART_ROWS, threshold_ratio, glyphs)
@@ -235,20 +249,36 @@ def _tall_history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
 
 
 def _middle(snapshot: Snapshot, width: int, room: int, now_s: float, glyphs: Glyphs) -> list[Text]:
-    if not snapshot.requests:
+    roomy = room >= 30
+    requests = model_requests(snapshot)
+    slots = slot_lines(snapshot, width, 8 if roomy else 2, glyphs, idle=roomy)
+    warnings = _warnings(snapshot, 4 if roomy else 1, glyphs)
+    if not requests:
         body = _empty(snapshot, now_s, glyphs)
-        warnings = _warnings(snapshot, 2 if room < 30 else 6, glyphs)
-        log = _log(snapshot, width, room - len(body) - len(warnings), glyphs)
-        return body + warnings + log
-    running = _running(snapshot, width, 2 if room < 30 else 8, glyphs)
-    warnings = _warnings(snapshot, 1 if room < 30 else 4, glyphs)
-    room -= len(running) + len(warnings) + 1
+        log = _log(snapshot, width, room - len(body) - len(slots) - len(warnings), glyphs)
+        return body + slots + warnings + log
+    if roomy:
+        slots = [*slots, *_decode_by_context(requests, glyphs)]
+    room -= len(slots) + len(warnings) + 1
     table = RequestTable(width, glyphs)
-    log_least = min(len(snapshot.log_lines), 4 if room < 30 else 10)
+    log_least = min(len(snapshot.log_lines), 10 if roomy else 4)
     log_least += 1 if log_least else 0
-    rows = table.block(snapshot.requests, max(1, room - log_least))
-    lines = [table.heading(), *rows, *running, *warnings]
+    rows = table.block(requests, max(1, room - log_least))
+    lines = [table.heading(), *rows, *slots, *warnings]
     return lines + _log(snapshot, width, room - len(rows), glyphs)
+
+
+def _decode_by_context(rows: Sequence[RequestRow], glyphs: Glyphs) -> list[Text]:
+    """Decode speed at growing context: that long conversations are slower is normal, and is seen as such here."""
+    speeds = decode_speed_by_context(rows)
+    if not speeds:
+        return []
+    text = piece(" decode ", "bold")
+    text.append(
+        f" {glyphs.separator} ".join(f"up to {limit // 1024}k ctx {figures.rate(speed)}" for limit, speed in speeds)
+        + " tok/s"
+    )
+    return [text]
 
 
 def _empty(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> list[Text]:
@@ -285,22 +315,6 @@ def _empty(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> list[Text]:
     return lines
 
 
-def _running(snapshot: Snapshot, width: int, most: int, glyphs: Glyphs) -> list[Text]:
-    """A progress bar for each prefill that runs."""
-    lines: list[Text] = []
-    for row in snapshot.requests:
-        if row.verdict is not None or not row.processed_tokens or not row.prompt_tokens:
-            continue
-        ratio = min(1.0, row.processed_tokens / row.prompt_tokens)
-        slot = figures.UNKNOWN if row.slot is None else str(row.slot)
-        text = piece(f" slot {slot} ", "bold")
-        text += progress_bar(ratio, max(10, min(40, width // 4)), glyphs, "cyan")
-        text.append(f" {figures.percent(ratio):>5}  {row.processed_tokens:,}/{row.prompt_tokens:,}")
-        text.append(f"  {one_line(row.client or '')} {one_line(row.side or '')}".rstrip(), "dim")
-        lines.append(text)
-    return lines[-most:]
-
-
 def _warnings(snapshot: Snapshot, most: int, glyphs: Glyphs) -> list[Text]:
     lines: list[Text] = []
     for time_s, level, text in snapshot.notices:
@@ -323,8 +337,16 @@ def _log(snapshot: Snapshot, width: int, room: int, glyphs: Glyphs) -> list[Text
 
 def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     left = piece(f" {one_line(snapshot.proxy_url)}", "cyan")
-    totals = snapshot.totals
+    totals, log = snapshot.totals, snapshot.log
+    notes: list[tuple[str, str]] = []
+    if log.unclaimed_tasks:
+        notes.append((f"  {log.unclaimed_tasks:,} past the proxy", "yellow"))
+    if log.drift:
+        notes.append((f"  {figures.plural(log.drift, 'log record')} not understood", "yellow"))
     if totals.ts_removed or totals.msg_ids_removed:
-        left.append(f"  stripped: ids {totals.msg_ids_removed:,}, ts {totals.ts_removed:,}", "dim")
+        notes.append((f"  stripped: ids {totals.msg_ids_removed:,}, ts {totals.ts_removed:,}", "dim"))
     right = piece("Ctrl-C again kills " if snapshot.state is State.STOPPING else "Ctrl-C stops ", "dim")
+    for text, style in notes:
+        if left.cell_len + len(text) + right.cell_len < width:
+            left.append(text, style)
     return [_spread(left, right, width, glyphs)]

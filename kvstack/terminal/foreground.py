@@ -22,7 +22,6 @@ from kvstack.errors import ExitCode
 from kvstack.stack import Plan, Stack
 from kvstack.terminal import figures, output
 from kvstack.terminal.plain import Announcer, Line
-from kvstack.terminal.reading import saved_s
 
 __all__ = ["run_foreground"]
 
@@ -186,7 +185,6 @@ def _farewell(snapshot: Snapshot, lived_s: float) -> str:
         text += f": {figures.plural(totals.requests, 'request')}"
         if totals.prompt_tokens:
             text += f", {figures.percent(totals.cached_tokens / totals.prompt_tokens)} of the prompts from the cache"
-        saved = saved_s(snapshot)
-        if saved is not None:
-            text += f", {figures.duration(saved)} of prefill saved"
+        if totals.saved_s >= 1:
+            text += f", {figures.duration(totals.saved_s)} of prefill saved"
     return text

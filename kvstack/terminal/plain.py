@@ -22,7 +22,7 @@ from kvstack.terminal.figures import one_line
 
 __all__ = ["Announcer", "Line", "how_to_use", "request_line"]
 
-SETTLE_S = 0.5
+SETTLE_S = 1.0
 """How long a request that is over may wait for figures that come with the log."""
 
 
@@ -135,6 +135,4 @@ class Announcer:
 
 
 def _is_settled(row: RequestRow) -> bool:
-    if row.api is None:
-        return True
-    return row.verdict is not None and row.lcp_similarity_ratio is not None and row.evaluated_tokens is not None
+    return row.api is None or (row.settled and row.verdict is not None)

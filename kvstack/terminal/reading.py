@@ -12,7 +12,16 @@ from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, Snapshot
 from kvstack.terminal.figures import duration, one_line, percent, plural, seconds, tokens
 
-__all__ = ["Level", "Reading", "level_of", "read", "recent_reuse_ratio", "saved_s", "state_sentence"]
+__all__ = [
+    "Level",
+    "Reading",
+    "decode_speed_by_context",
+    "level_of",
+    "model_requests",
+    "read",
+    "recent_reuse_ratio",
+    "state_sentence",
+]
 
 Level = Literal["good", "warn", "bad", "idle"]
 
@@ -60,7 +69,7 @@ def level_of(verdict: str | None) -> Level:
 
 def _judged(snapshot: Snapshot) -> list[RequestRow]:
     """Requests that say something of the cache; side requests (titles, memory) only if there is nothing else."""
-    judged = [row for row in snapshot.requests if row.verdict not in {None, "CANCELLED", "UNKNOWN"}]
+    judged = [row for row in model_requests(snapshot) if row.verdict not in {None, "CANCELLED", "UNKNOWN"}]
     return [row for row in judged if row.side is None] or judged
 
 
@@ -73,14 +82,29 @@ def recent_reuse_ratio(rows: Iterable[RequestRow]) -> float | None:
     return sum(row.cached_tokens or 0 for row in known) / prompt if prompt else None
 
 
-def saved_s(snapshot: Snapshot) -> float | None:
+def model_requests(snapshot: Snapshot) -> list[RequestRow]:
     """
-    Seconds of prefill that the cache saved since the start, by the prefill rate that this run measured.
+    Requests that may concern the cache: all but a client's looking around (its list of models, say).
     """
-    totals = snapshot.totals
-    if not totals.evaluated_tokens or not totals.prefill_ms:
-        return None
-    return totals.cached_tokens * totals.prefill_ms / totals.evaluated_tokens / 1000
+    return [row for row in snapshot.requests if row.api is not None or row.method == "POST"]
+
+
+def decode_speed_by_context(rows: Iterable[RequestRow]) -> list[tuple[int, float]]:
+    """
+    Decode speed at growing context, as far as *rows* go.
+
+    Returns:
+        For each power of two that contexts lie below, in tokens, the decode speed in tokens per second.
+    """
+    sums: dict[int, tuple[int, float]] = {}
+    for row in rows:
+        # A few tokens say nothing of a speed.
+        if not row.decode_ms or not row.prompt_tokens or not row.generated_tokens or row.generated_tokens < 8:
+            continue
+        limit = max(1024, 1 << (row.prompt_tokens + row.generated_tokens - 1).bit_length())
+        generated, spent_ms = sums.get(limit, (0, 0.0))
+        sums[limit] = generated + row.generated_tokens, spent_ms + row.decode_ms
+    return [(limit, generated * 1000 / spent_ms) for limit, (generated, spent_ms) in sorted(sums.items())]
 
 
 def state_sentence(snapshot: Snapshot, now_s: float) -> str:
@@ -117,7 +141,7 @@ def read(snapshot: Snapshot, now_s: float) -> Reading:
         return Reading(level, snapshot.state.upper(), state_sentence(snapshot, now_s))
     judged = _judged(snapshot)
     if not judged:
-        if any(row.verdict == "UNKNOWN" for row in snapshot.requests):
+        if any(row.verdict == "UNKNOWN" for row in model_requests(snapshot)):
             return Reading("idle", "NO FIGURES YET", "neither an answer nor the log told what was cached")
         if snapshot.warmup.outcome == "done":
             warm = f"{tokens(snapshot.warmup.prompt_tokens)} tokens are warm"

@@ -6,13 +6,16 @@ The other process may be of another version: unknown fields are passed over, mis
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import types
 import typing
+from dataclasses import replace
 from typing import Any
 
+from kvstack.core.join import Join
 from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import Snapshot
+from kvstack.core.snapshot import SlotView, Snapshot
 
 __all__ = ["snapshot_from_dict"]
 
@@ -28,7 +31,22 @@ def snapshot_from_dict(data: dict[str, Any]) -> Snapshot:
     flat["proxy_url"] = str(flat["proxy_url"] or "?")
     snapshot = _build(Snapshot, flat)
     assert isinstance(snapshot, Snapshot)
-    return snapshot
+    return replace(snapshot, join=_join(data))
+
+
+def _join(data: dict[str, Any]) -> Join:
+    """The slots and the measured rate, which a Snapshot derives from the joining's memory."""
+    rate = data.get("prefill_tokens_per_s")
+    join = Join()
+    if isinstance(rate, int | float) and rate > 0:
+        join = Join(rate_tokens=round(rate * 1000), rate_ms=1_000_000.0)
+    slots = data.get("slots")
+    for item in slots if isinstance(slots, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("slot"), int):
+            # Which task works there is not told, only whether one does.
+            more = {"tokens_per_s": item.get("prefill_tokens_per_s"), "task": 0 if item.get("is_busy") else None}
+            join = replace(join, slots=(*join.slots, _build(SlotView, {**item, **more})))
+    return join
 
 
 def _build(kind: type[Any], data: dict[str, Any]) -> Any:
@@ -65,6 +83,10 @@ def _value(hint: Any, value: Any) -> Any:
         if not isinstance(value, dict):
             raise TypeError("no object")
         return _build(hint, value)
+    if origin in {dict, collections.abc.Mapping}:
+        if not isinstance(value, dict):
+            raise TypeError("no object")
+        return {str(key): _value(arguments[1], item) for key, item in value.items()}
     if hint is State:
         return State(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -16,7 +16,7 @@ from kvstack.terminal import figures
 from kvstack.terminal.glyphs import Glyphs, cut, piece
 from kvstack.terminal.reading import Level, level_of
 
-__all__ = ["STYLES", "RequestTable", "api_word", "verdict_style"]
+__all__ = ["STYLES", "RequestTable", "api_word", "verdict_style", "why_words"]
 
 STYLES: dict[Level, str] = {"good": "bold green", "warn": "bold yellow", "bad": "bold red", "idle": "dim"}
 
@@ -52,6 +52,16 @@ def api_word(row: RequestRow) -> str:
     if row.api is None:
         return figures.UNKNOWN
     return _API_WORDS.get(row.api, figures.one_line(row.api)[:4])
+
+
+def why_words(row: RequestRow) -> str:
+    """
+    The reason of a verdict and what it cost, or nothing.
+    """
+    why = figures.one_line(row.cause or row.error or "")
+    if why and row.cost_s is not None and row.cost_s >= 0.1:
+        why = f"cost {figures.seconds(row.cost_s * 1000)}: {why}"
+    return why
 
 
 def verdict_style(row: RequestRow) -> str:
@@ -147,7 +157,7 @@ class RequestTable:
             else:
                 shown = cut(piece(figures.one_line(column.cell(row))), column.width, self._glyphs).plain.rstrip()
                 text.append(_justified(shown, column), _cell_style(column.title, row))
-        why = figures.one_line(row.cause or row.error or "")
+        why = why_words(row)
         lines = [text]
         if why and self.why_inline:
             text.append(f" {why}", "italic")

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvstack.core.join import Join
 from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, ServerView, Snapshot, Totals, WarmupView
+from kvstack.core.snapshot import LogView, RequestRow, ServerView, SlotView, Snapshot, Totals, WarmupView
 
 NOW_S = 1_771_447_691.0
 """2026-02-18 20:48:11 UTC."""
@@ -17,7 +18,8 @@ SERVER = ServerView(
     pid=4711,
     build="b11434",
     model="/models/Qwen3-Coder-Next-80B-Q6_K.gguf",
-    device="Vulkan0 Radeon 8060S",
+    device="Vulkan0",
+    device_name="Radeon 8060S",
     ctx_per_slot=131072,
     slots=1,
     layers_offloaded=49,
@@ -61,6 +63,10 @@ def row(number: int, verdict: str | None = "HIT", **changes: object) -> RequestR
         prefill_ms=(prompt - cached) * 2.13,
         ttft_ms=(prompt - cached) * 2.13 + 40,
         decode_ms=120 * 24.5,
+        decode_tokens_per_s=1000 / 24.5,
+        saved_s=cached * 0.00213,
+        cost_s=(prompt - cached) * 0.00213 if verdict in {"PARTIAL", "REPROCESS"} else 0.0,
+        settled=verdict is not None,
         slot=0,
         task=number,
         verdict=verdict,
@@ -88,6 +94,8 @@ def snapshot(*rows: RequestRow, **changes: object) -> Snapshot:
             cached_tokens=sum(one.cached_tokens or 0 for one in known),
             evaluated_tokens=sum(one.evaluated_tokens or 0 for one in known),
             prefill_ms=sum(one.prefill_ms or 0 for one in known),
+            saved_s=sum(one.saved_s or 0 for one in known),
+            cost_s=sum(one.cost_s or 0 for one in known),
             ts_removed=len(known),
             msg_ids_removed=3 * len(known),
         ),
@@ -103,10 +111,15 @@ def scenes() -> dict[str, Snapshot]:
     """
     hits = [row(number) for number in range(2, 38)]
     running = row(38, None, phase="forwarded", processed_tokens=11_230, cached_tokens=None, evaluated_tokens=None)
-    running = replace(running, prefill_ms=None, ttft_ms=None, decode_ms=None, generated_tokens=None, time_s=NOW_S - 9)
+    unknown = ("prefill_ms", "ttft_ms", "decode_ms", "decode_tokens_per_s", "saved_s", "cost_s", "generated_tokens")
+    running = replace(running, time_s=NOW_S - 9, **dict.fromkeys(unknown))
     clock = row(36, "PARTIAL", cause="clock in the system prompt @57,012")
     return {
-        "working": snapshot(row(1, "COLD"), *hits),
+        "working": snapshot(
+            row(1, "COLD"),
+            *hits,
+            join=Join(slots=(SlotView(0, 18_840, 18_720, "main", "openclaw", 37, checkpoints=4),)),
+        ),
         "partial": snapshot(
             row(1, "COLD"),
             *hits[:20],
@@ -114,6 +127,12 @@ def scenes() -> dict[str, Snapshot]:
             *hits[30:34],
             clock,
             running,
+            join=Join(
+                slots=(SlotView(0, 18_660, 18_780, "main", "openclaw", 38, task=38, processed_tokens=11_230),),
+                rate_tokens=1000,
+                rate_ms=2130.0,
+            ),
+            log=LogView(facts=900, drift=2, unclaimed_tasks=1),
             notices=((NOW_S - 300, "warning", "2 log lines of a known family were not understood"),),
         ),
         "first": snapshot(log_lines=LOG_LINES[:6]),
@@ -124,7 +143,9 @@ def scenes() -> dict[str, Snapshot]:
             started_s=NOW_S - 74,
             warmup=WarmupView(),
             log_lines=LOG_LINES[:9],
-            server=replace(SERVER, ctx_per_slot=None, layers_total=None, device=None, rss_bytes=12 * 1024**3),
+            server=replace(
+                SERVER, ctx_per_slot=None, layers_total=None, device=None, device_name=None, rss_bytes=12 * 1024**3
+            ),
         ),
         "failed": snapshot(
             state=State.FAILED, reason="llama-server died 4 times: killed by signal 9 (out of memory?)", restarts=3

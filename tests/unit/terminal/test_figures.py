@@ -58,9 +58,7 @@ def test_duration_has_two_units(span_s: float, text: str) -> None:
     assert figures.duration(span_s) == text
 
 
-@pytest.mark.parametrize(
-    ("span_s", "text"), [(8047, "02:14:07"), (90_061, "1d 01:01:01"), (-3, "00:00:00")]
-)
+@pytest.mark.parametrize(("span_s", "text"), [(8047, "02:14:07"), (90_061, "1d 01:01:01"), (-3, "00:00:00")])
 def test_elapsed_clock(span_s: float, text: str) -> None:
     """A running clock counts days apart, and never runs backwards."""
     assert figures.elapsed_clock(span_s) == text
