@@ -29,6 +29,7 @@ ROW = RequestRow(
     evaluated_tokens=25,
     lcp_similarity_ratio=0.982,
     verdict="HIT",
+    settled=True,
 )
 
 
@@ -69,7 +70,7 @@ def test_a_request_is_told_once_when_it_is_over() -> None:
 def test_a_request_waits_for_the_log_but_not_for_ever() -> None:
     """Figures of the log may come late; a request whose log never comes is told without them."""
     announcer = Announcer()
-    early = replace(ROW, lcp_similarity_ratio=None)
+    early = replace(ROW, lcp_similarity_ratio=None, settled=False)
     announcer.feed(RequestEnded(101.0, 7, 200, "done"), _snapshot(early))
     assert announcer.settle(_snapshot(early), 101.0 + SETTLE_S / 2) == []
     assert announcer.settle(_snapshot(ROW), 101.0 + SETTLE_S / 2) == [Line(request_line(ROW), is_data=True)]
