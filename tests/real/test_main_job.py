@@ -145,7 +145,7 @@ def test_every_dialect_gets_its_figures(
 
     text = "Keep the rules in mind. " * 60
     key = "input" if path == "/v1/responses" else "messages"
-    turns = [{"role": "user", "content": "Hello"}]
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
     with run_stack(tmp_path, server_config(llama_server, model_path["dense"])) as stack:
         for _ in range(2):
             body: dict[str, Any] = {"model": "m", limit: 8, "stream": stream, key: list(turns)}
@@ -161,7 +161,10 @@ def test_every_dialect_gets_its_figures(
             raw = response.read()
             connection.close()
             assert response.status == 200, raw
-            turns += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"}]
+            said: dict[str, Any] = {"role": "assistant", "content": "Yes."}
+            if path == "/v1/responses":
+                said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]}
+            turns += [said, {"role": "user", "content": "And then?"}]
         first, second = stack.wait_for_requests(2)
         log = stack.log()
     assert (first["verdict"], second["verdict"]) == ("COLD", "HIT")
