@@ -1,0 +1,259 @@
+"""
+Tests of the command line without a running stack: usage, exit codes, envelopes, what is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstack import __version__
+from kvstack.process.identity import identify
+from kvstack.rundir import RunDir, RunFile
+from kvstack.terminal import client
+from kvstack.terminal.cli import main
+
+CONFIG = '[server]\nurl = "http://127.0.0.1:9"\n[proxy]\nport = 18\n'
+
+
+def run(*arguments: str) -> int:
+    """Run the command line in this process; give its exit code."""
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    assert isinstance(leaving.value.code, int)
+    return leaving.value.code
+
+
+def write_run_file(name: str, *, alive: bool = True, url: str = "http://127.0.0.1:9") -> RunFile:
+    """Write the run file of a stack that runs in this process, or of one that was killed."""
+    me = identify(os.getpid())
+    assert me is not None
+    directory = RunDir(name)
+    directory.path.mkdir(parents=True)
+    run_file = RunFile(
+        name, me.pid, me.started_s if alive else me.started_s - 100.0, url, "token", f"/etc/{name}.toml",
+        str(directory.log_path), __version__,
+    )  # fmt: skip
+    directory.write(run_file)
+    return run_file
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The version is data, and no error."""
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"kvstack {__version__}\n"
+
+
+@pytest.mark.parametrize("verb", ["up", "status", "warmup", "down", "logs", "check"])
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each verb has a help text."""
+    assert run(verb, "--help") == 0
+    assert f"kvstack {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["status", "--nonsense"],
+        ["up"],
+        ["logs", "-n", "many"],
+        ["up", "x.toml", "--wait"],
+        ["down", "a", "b"],
+    ],
+)
+def test_usage_errors_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What the command line cannot mean is said on stderr in three parts, exit 2, and no traceback."""
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert "\nnext:  " in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_usage_error_as_envelope(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where --json was asked for, a usage error is an envelope too."""
+    assert run("status", "--json", "--nonsense") == 2
+    envelope = json.loads(capsys.readouterr().out)
+    assert (envelope["command"], envelope["status"], envelope["exit_code"]) == ("status", "error", 2)
+    assert envelope["errors"][0]["what"].startswith("No such option")
+
+
+@pytest.mark.parametrize("verb", ["status", "warmup", "down", "logs"])
+def test_no_stack_exits_4(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a running stack the verbs that need one say so and exit 4."""
+    assert run(verb) == 4
+    assert capsys.readouterr().err.startswith("error: No stack is running\n")
+    assert run(verb, "box", "--json") == 4
+    envelope = json.loads(capsys.readouterr().out)
+    assert envelope["errors"][0]["what"] == "No stack named 'box' is running"
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "down"])
+def test_quick_verbs_import_little(verb: str, tmp_path: Path) -> None:
+    """Status, logs and down do not pay for what only a running stack needs."""
+    code = (
+        "import sys\n"
+        "from kvstack.terminal.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print(*sorted({'httpx', 'starlette', 'uvicorn', 'pydantic', 'kvstack.stack'} & set(sys.modules)))"
+    )
+    write_run_file("killed", alive=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code, verb, "killed"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert result.stdout.strip() == ""
+    assert "'killed' is not running" in result.stderr
+
+
+def test_stale_run_file_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run file whose process has ended is no running stack, and the message says why."""
+    stale = write_run_file("box", alive=False)
+    assert run("status") == 4
+    said = capsys.readouterr().err
+    assert f"its run file names pid {stale.pid}, which has ended" in said
+    assert "kvstack up /etc/box.toml" in said
+
+
+def test_a_pid_that_is_somebody_elses_is_not_signalled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`down` leaves a process alone that only has the pid of a stack that is gone."""
+    write_run_file("box", alive=False)
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("signalled"))
+    assert run("down", "box") == 4
+    assert "not running" in capsys.readouterr().err
+
+
+def test_one_living_among_stale_ones_is_taken() -> None:
+    """Without a name the only living stack is meant, whatever killed ones have left."""
+    write_run_file("dead", alive=False)
+    living = write_run_file("living")
+    assert client.find(None) == living
+
+
+def test_several_stacks_must_be_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a name and with several stacks the message names them."""
+    write_run_file("one", url="http://127.0.0.1:1")
+    write_run_file("two", url="http://127.0.0.1:2")
+    assert run("status") == 2
+    said = capsys.readouterr().err
+    assert "one  http://127.0.0.1:1" in said
+    assert "two  http://127.0.0.1:2" in said
+
+
+def test_a_stack_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """A living stack whose port is closed is not ready, and its log is pointed to."""
+    write_run_file("box")
+    assert run("status", "box") == 3
+    said = capsys.readouterr().err
+    assert said.startswith("error: The stack 'box' does not answer\n")
+    assert "kvstack logs box" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [('name = "other"\n' + CONFIG, "other"), (CONFIG, "box"), ("not [ toml", "box"), ("name = 5\n", "box")],
+)
+def test_a_config_path_means_its_stack(text: str, name: str, tmp_path: Path) -> None:
+    """A config file stands for the stack that it names, also when it is broken by now."""
+    path = tmp_path / "box.toml"
+    path.write_text(text)
+    assert client.stack_name(str(path)) == name
+
+
+@pytest.mark.parametrize("target", ["../etc", "a/b", "..", ".hidden", "a:b", ""])
+def test_names_do_not_leave_the_state_directory(target: str) -> None:
+    """Whatever is given as a name, only stacks' own directories are read."""
+    assert run("status", target) == 4
+    assert run("logs", target) == 4
+
+
+def test_log_of_a_stack_that_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """The log outlives its stack: it is printed, and the exit code says that nothing runs."""
+    directory = RunDir("box")
+    directory.path.mkdir(parents=True)
+    directory.log_path.write_bytes(b"one\ntwo\x1b[31m\nthree\n")
+    assert run("logs", "box", "-n", "2") == 4
+    captured = capsys.readouterr()
+    assert captured.out == "two [31m\nthree\n"
+    assert captured.err.startswith("error: No stack named 'box' is running")
+    assert run("logs", "box", "--json") == 4
+    envelope = json.loads(capsys.readouterr().out)
+    assert envelope["data"]["lines"] == ["one", "two [31m", "three"]
+
+
+def test_follow_and_json_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """A stream of lines is no envelope."""
+    assert run("logs", "-f", "--json") == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+def test_check_accepts_a_good_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A good config is called right, with what it would do."""
+    path = tmp_path / "box.toml"
+    path.write_text(CONFIG)
+    assert run("check", str(path)) == 0
+    assert "attaches to http://127.0.0.1:9 behind http://127.0.0.1:18" in capsys.readouterr().out
+    assert run("check", str(path), "--set", "proxy.port=19", "--json") == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert (data["name"], data["proxy_url"], data["attached"]) == ("box", "http://127.0.0.1:19", True)
+
+
+def test_check_names_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bad config gets all its problems named at once, with lines, exit 2; a missing one too."""
+    path = tmp_path / "box.toml"
+    path.write_text('[server]\nurl = "http://127.0.0.1:9"\nctx_sise = 4096\n[proxy]\nport = "many"\n')
+    assert run("check", str(path)) == 2
+    said = capsys.readouterr().err
+    assert "line 3: server.ctx_sise" in said
+    assert "did you mean server.ctx_size?" in said
+    assert "line 5: proxy.port" in said
+    assert run("check", str(tmp_path / "none.toml")) == 2
+    assert "cannot be read: No such file or directory" in capsys.readouterr().err
+    path.write_bytes(b"\xff\xfe")
+    assert run("check", str(path)) == 2
+    assert "is not UTF-8 text" in capsys.readouterr().err
+
+
+def test_up_with_a_bad_config_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the foreground and in the background a bad config ends the start with exit 2."""
+    path = tmp_path / "box.toml"
+    path.write_text("[server]\n")
+    for more in ([], ["-d"], ["-d", "--wait"], ["--dry-run"]):
+        assert run("up", str(path), *more) == 2
+        assert "says nothing of a model" in capsys.readouterr().err
+    assert not RunDir("box").path.exists()
+
+
+def test_up_in_the_background_of_a_running_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second stack of one name is refused with exit 4, and the first one is named."""
+    first = write_run_file("box")
+    path = tmp_path / "box.toml"
+    path.write_text(CONFIG)
+    assert run("up", "-d", str(path)) == 4
+    said = capsys.readouterr().err
+    assert f"pid {first.pid}" in said
+    assert "kvstack down box" in said
+
+
+def test_dry_run_of_an_attached_stack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing is started there is no command to print."""
+    path = tmp_path / "box.toml"
+    path.write_text(CONFIG)
+    assert run("up", str(path), "--dry-run") == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "attaches to http://127.0.0.1:9" in captured.err
