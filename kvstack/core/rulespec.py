@@ -25,6 +25,7 @@ __all__ = [
     "RulePatch",
     "RuleSpec",
     "SideSpec",
+    "WarningSpec",
     "Where",
     "merge_rule",
     "parse_pack_spec",
@@ -103,11 +104,23 @@ class SideSpec(_Spec):
     where: Literal["system", "first user", "last user"] = "last user"
     """Which text gives it away."""
 
-    pattern: Patterns
-    """How that text begins (for `system`: a line in it)."""
+    pattern: Patterns | None = None
+    """How that text begins, behind the blocks at its head (for `system`: a line in it)."""
 
     tools: bool | None = None
     """False: only a request without tools; true: only one with tools."""
+
+    lacks: Literals = ()
+    """Tools that the main conversation always has, and this request has not."""
+
+    any_client: bool = False
+    """It applies whether or not its client was detected."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SideSpec:
+        if self.pattern is None and not self.lacks:
+            raise ValueError("needs `pattern` or `lacks`")
+        return self
 
 
 class RuleSpec(_Spec):
@@ -152,7 +165,13 @@ class RuleSpec(_Spec):
     """For `freeze`: append the live value once to the newest user text when it changes."""
 
     unless_in_first_user: bool = False
-    """For `sticky`: simply drop the block if its target stands in the first user text already."""
+    """For `sticky`: simply drop the block if its target stands in the first user item already."""
+
+    inside: Name | None = None
+    """For first user texts: a block at the head of the user text in which the pattern is searched."""
+
+    same: Patterns | None = None
+    """For `place`: what is equal in all carriers of one conversation, to keep conversations apart."""
 
     dialects: tuple[Dialect, ...] = ("chat", "responses", "messages", "completion")
     """Where it applies."""
@@ -178,11 +197,31 @@ class RuleSpec(_Spec):
             raise ValueError("`constant` needs the key `constant`")
         if self.action in ("tail", "sticky") and self.where == "tools":
             raise ValueError("text of tools cannot move to a user text")
+        if self.where == "first user" and self.inside is None and self.at != "start":
+            raise ValueError('in the first user text a rule needs `inside`, or `at = "start"`: the rest is the user\'s')
         if self.announce and "{value}" not in self.text:
             raise ValueError("`announce` needs a `text` with {value}")
         if self.keys and self.action not in ("drop", "sticky", "tail", "observe"):
             raise ValueError("`keys` can be dropped, moved or observed")
         return self
+
+
+class WarningSpec(_Spec):
+    """
+    What a user should hear once when a setting meets a request that it hurts.
+    """
+
+    switch: Switch
+    """The setting; the warning is for its value `true`."""
+
+    tool: NonEmpty
+    """A tool of this name is offered ..."""
+
+    any_of: Literals
+    """... and any of these strings stands in its definition."""
+
+    text: NonEmpty
+    """What is said."""
 
 
 class RulePatch(_Spec):
@@ -208,6 +247,8 @@ class RulePatch(_Spec):
     text: str | None = None
     announce: bool | None = None
     unless_in_first_user: bool | None = None
+    inside: Name | None = None
+    same: Patterns | None = None
     dialects: tuple[Dialect, ...] | None = None
     switch: Switch | None = None
     any_client: bool | None = None
@@ -230,6 +271,15 @@ class PackSpec(_Spec):
 
     detect: tuple[DetectSpec, ...] = ()
     """How it is recognised."""
+
+    session_headers: Literals = ()
+    """Headers that hold the client's own name of the conversation."""
+
+    session_keys: Literals = ()
+    """Top-level body keys that do."""
+
+    warning: tuple[WarningSpec, ...] = ()
+    """What users should hear once."""
 
     block: tuple[BlockSpec, ...] = ()
     """Blocks that it writes into user texts."""

@@ -1,13 +1,301 @@
 """
 Which remembered conversation a request continues, and what was done to its earlier turns.
+
+Identity is a chain: each item is digested after the rules, with volatile parts masked and ids left out, and each link
+holds all links before it.  A request leaves one link behind, its last.  The next request of that conversation has
+this link somewhere in its own chain; the longest one wins.  What is remembered is never changed, only superseded, so
+requests of one conversation may run at the same time, and a turn that is edited or repeated finds the state before it.
+
+In doubt nothing is remembered: a miss costs one prefill, a mix-up would put one person's words into another's prompt.
 """
 
 from __future__ import annotations
 
-__all__ = ["ConversationMemory"]
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from kvstack.prompt.dialects import Item
+
+__all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered", "digest_item", "link_up"]
+
+# Requests between two remembered ones that the memory may have missed, in turns of the user.  More than that is
+# rather another conversation that began with the same words.
+_MAX_TURNS_MISSED = 2
+_MAX_TWINS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """
+    Text that was appended to a turn.
+
+    Attributes:
+        position: Index of the turn among the items that count.
+        rule: Name of the rule that wanted it.
+        text: The text.
+        sticky: It comes back when the turn is history; else only while the turn is the newest.
+    """
+
+    position: int
+    rule: str
+    text: str
+    sticky: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """
+    A carrier message that stays where it first stood.
+
+    Attributes:
+        position: Number of items that count before it.
+        rule: Name of the rule that placed it.
+        raw: The item as the client spelled it.
+        text: Its text, to recognise it again.
+    """
+
+    position: int
+    rule: str
+    raw: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """
+    What is known of a conversation after one of its requests.
+
+    Attributes:
+        conversation: Its opaque name.
+        frozen: Values that are replayed.
+        announced: Changed values that the model was told last.
+        appended: Text appended to turns, by position.
+        placed: Carriers, by position.
+        session: The client's own name of the conversation, if it gave one.
+        live: Live values of what is frozen, at that request: they tell twins apart.
+        same: What all its carriers have in common.
+        users: Number of user items that count.
+    """
+
+    conversation: str
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    announced: Mapping[str, str] = field(default_factory=dict)
+    appended: tuple[Appended, ...] = ()
+    placed: tuple[Placed, ...] = ()
+    session: str | None = None
+    live: Mapping[str, str] = field(default_factory=dict)
+    same: str = ""
+    users: int = 0
+
+    def cost_bytes(self) -> int:
+        """
+        Estimate the memory that this takes, as if nothing were shared.
+        """
+        texts = (*self.frozen.values(), *self.live.values(), *self.announced.values())
+        held = (*(entry.text for entry in self.appended), *(entry.raw for entry in self.placed))
+        return 1024 + 2 * sum(map(len, texts)) + sum(128 + 2 * len(text) for text in held)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """
+    The identity of a request.
+
+    Attributes:
+        links: One digest per item that counts; each covers all before it.
+        users: For each link, how many user items it covers.
+        answered: A model has spoken in it.
+    """
+
+    links: tuple[bytes, ...]
+    users: tuple[int, ...]
+    answered: bool
 
 
 class ConversationMemory:
     """
-    What earlier requests left behind, bounded in count and bytes.
+    What earlier requests left behind, bounded in count and bytes; the oldest goes first.
+
+    Args:
+        max_requests: How many requests are remembered.
+        max_bytes: How much their memory may hold, counted as if nothing were shared.
     """
+
+    def __init__(self, max_requests: int = 4096, max_bytes: int = 64 * 1024 * 1024) -> None:
+        self.max_requests = max_requests
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self.warned: set[str] = set()
+        self._links: OrderedDict[bytes, tuple[Remembered, ...]] = OrderedDict()
+        self._requests = 0
+        self._names = 0
+
+    def __len__(self) -> int:
+        return self._requests
+
+    def find(
+        self,
+        chain: Chain,
+        session: str | None = None,
+        live: Mapping[str, str] | None = None,
+        carried: Collection[str] = (),
+        same: str = "",
+    ) -> Remembered | None:
+        """
+        Find the conversation that a request continues.
+
+        Args:
+            chain: The request's identity.
+            session: The client's own name of the conversation.
+            live: What stands now where values are frozen.
+            carried: Texts of the carriers that the request holds.
+            same: What all carriers of the conversation have in common.
+
+        Returns:
+            Its newest state that the request extends, or None if there is none or it is not certain.
+        """
+        if not chain.answered:
+            return None
+        total = chain.users[-1] if chain.users else 0
+        for link, users in zip(reversed(chain.links), reversed(chain.users), strict=True):
+            if total - users > _MAX_TURNS_MISSED:
+                return None
+            twins = [
+                twin
+                for twin in self._links.get(link, ())
+                if (session is None or twin.session is None or twin.session == session)
+                and (not same or not twin.same or twin.same == same)
+            ]
+            if not twins:
+                continue
+            self._links.move_to_end(link)
+            return _choose(twins, session, live or {}, carried)
+        return None
+
+    def remember(self, chain: Chain, state: Remembered) -> None:
+        """
+        Keep the state of a conversation after a request.
+        """
+        if not chain.links:
+            return
+        link = chain.links[-1]
+        twins = self._links.pop(link, ())
+        self._forget(twins)
+        kept = tuple(twin for twin in twins if twin.conversation != state.conversation and not _alike(twin, state))
+        kept = (*kept, state)[-_MAX_TWINS:]
+        self._links[link] = kept
+        self._requests += len(kept)
+        self.bytes += sum(twin.cost_bytes() for twin in kept)
+        while self._links and (self._requests > self.max_requests or self.bytes > self.max_bytes):
+            _, oldest = self._links.popitem(last=False)
+            self._forget(oldest)
+
+    def _forget(self, twins: Sequence[Remembered]) -> None:
+        self._requests -= len(twins)
+        self.bytes -= sum(twin.cost_bytes() for twin in twins)
+
+    def name(self) -> str:
+        """
+        Make the name of a new conversation.
+        """
+        self._names += 1
+        return f"c{self._names}"
+
+
+def _alike(one: Remembered, other: Remembered) -> bool:
+    """
+    Tell whether two states would do the same to a request.
+    """
+    return (one.frozen, one.announced, one.appended, one.placed, one.session, one.same) == (
+        other.frozen,
+        other.announced,
+        other.appended,
+        other.placed,
+        other.session,
+        other.same,
+    )
+
+
+def _choose(
+    twins: Sequence[Remembered], session: str | None, live: Mapping[str, str], carried: Collection[str]
+) -> Remembered | None:
+    """
+    Choose among states with equal chains by what only one of them knows; None if several fit.
+    """
+    tests: list[Callable[[Remembered], bool]] = [lambda twin: session is not None and twin.session == session]
+    if live:
+        tests += [lambda twin: twin.live == live, lambda twin: twin.frozen == live]
+    if carried:
+        tests.append(lambda twin: any(placed.text in carried for placed in twin.placed))
+    for test in tests:
+        if len(twins) > 1:
+            twins = [twin for twin in twins if test(twin)] or twins
+    return twins[0] if len(twins) == 1 else None
+
+
+def link_up(previous: bytes, digest: bytes) -> bytes:
+    """
+    Make the link behind *previous* for an item with this digest.
+    """
+    return blake2b(previous + digest, digest_size=16).digest()
+
+
+def digest_item(item: Item, texts: Sequence[str]) -> bytes:
+    """
+    Digest what an item says; ids, `cache_control` and the form of its content are not part of it.
+
+    Args:
+        item: The item.
+        texts: Its texts as they count, in order.
+    """
+    state = blake2b(item.role.encode(), digest_size=16)
+    for text in (*texts, *_beside_text(item.value)):
+        data = text.strip().encode("utf-8", "surrogatepass")
+        if data:
+            state.update(b"%d:" % len(data))
+            state.update(data)
+    return state.digest()
+
+
+def _beside_text(value: Any) -> list[str]:
+    """
+    Spell what an item holds beside text: calls with their arguments, results, images.
+    """
+    if not isinstance(value, dict):
+        return []
+    spelled: list[str] = []
+    calls = value.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            spelled += [str(function.get("name")), str(function.get("arguments"))]
+    if "arguments" in value:
+        spelled += [str(value.get("name")), str(value["arguments"])]
+    content = value.get("content")
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict):
+            continue
+        match part.get("type", "text"):
+            case "text" | "input_text" | "output_text" | "thinking" | "redacted_thinking" | "reasoning":
+                pass
+            case "tool_use":
+                spelled += [str(part.get("name")), json.dumps(part.get("input"), sort_keys=True)]
+            case "tool_result":
+                spelled += _flat(part.get("content"))
+            case _:
+                kept = {key: part[key] for key in part if key not in ("cache_control", "id")}
+                spelled.append(json.dumps(kept, sort_keys=True))
+    return spelled
+
+
+def _flat(content: Any) -> list[str]:
+    if isinstance(content, list):
+        return [
+            part["text"] if isinstance(part, dict) and isinstance(part.get("text"), str) else json.dumps(part)
+            for part in content
+        ]
+    return [content] if isinstance(content, str) else [json.dumps(content)]

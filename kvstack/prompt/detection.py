@@ -4,12 +4,12 @@ Which client sent a request, and whether it is part of the main conversation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from kvstack.core.rulespec import DetectSpec
-from kvstack.prompt.dialects import Document, Text
-from kvstack.prompt.head import match_first
+from kvstack.prompt.dialects import Document, Item
+from kvstack.prompt.head import match_first, read_head
 from kvstack.prompt.ruleset import Client, RuleSet, Side
 
 __all__ = ["detect_client", "side_label", "tool_names"]
@@ -63,38 +63,48 @@ def tool_names(tools: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def side_label(document: Document, client: Client) -> str | None:
+def side_label(document: Document, client: Client, carriers: Collection[int] = ()) -> str | None:
     """
     Tell what kind of side request this is; None for the main conversation.
+
+    Args:
+        document: The request.
+        client: Its client.
+        carriers: Indices of items that are no turns of the user.
     """
     if not client.sides:
         return None
+    users = [
+        item
+        for index, item in enumerate(document.items)
+        if item.role == "user" and item.texts and index not in carriers
+    ]
     has_tools = bool(document.top.get("tools"))
-    return next(
-        (
-            side.spec.label
-            for side in client.sides
-            if (side.spec.tools is None or side.spec.tools == has_tools) and _shows(document, side)
-        ),
-        None,
-    )
+    for side in client.sides:
+        spec = side.spec
+        if spec.tools is not None and spec.tools != has_tools:
+            continue
+        if spec.lacks and not tool_names(document.top.get("tools")).isdisjoint(spec.lacks):
+            continue
+        if not side.patterns or _shows(document, client, side, users):
+            return spec.label
+    return None
 
 
-def _shows(document: Document, side: Side) -> bool:
+def _shows(document: Document, client: Client, side: Side, users: Sequence[Item]) -> bool:
     if side.spec.where == "system":
-        return any(_line_begins(text, side) for item in document.items if item.leading for text in item.texts)
-    users = [item for item in document.items if item.role == "user" and item.texts]
+        texts = [text.value for item in document.items if item.leading for text in item.texts]
+        return any(
+            True
+            for text in texts
+            for pattern in side.patterns
+            for _ in pattern.search(text, 0, len(text), anywhere=False)
+        )
     if not users:
         return False
     item = users[0] if side.spec.where == "first user" else users[-1]
-    return any(match_first(side.patterns, text.value, 0) is not None for text in item.texts)
-
-
-def _line_begins(text: Text, side: Side) -> bool:
-    for pattern in side.patterns:
-        pos = text.value.find(pattern.head)
-        while pos >= 0:
-            if (pos == 0 or text.value[pos - 1] == "\n") and pattern.match(text.value, pos) is not None:
-                return True
-            pos = text.value.find(pattern.head, pos + 1)
-    return False
+    head = read_head(item.texts, client.head)
+    text, pos = (head.blocks[-1].text, head.blocks[-1].end) if head.blocks else (item.texts[0], 0)
+    return match_first(side.patterns, text.value, pos) is not None or any(
+        match_first(side.patterns, text.value, 0) is not None for text in item.texts
+    )

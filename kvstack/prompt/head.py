@@ -49,7 +49,7 @@ class HeadBlock:
 @dataclass(frozen=True, slots=True)
 class Head:
     """
-    What the cursor read, and the kinds that match again where it stopped (so the client and the user both wrote one).
+    What the cursor read, and the kinds that match once more behind themselves: client and user both wrote one.
     """
 
     blocks: tuple[HeadBlock, ...]
@@ -73,28 +73,28 @@ def read_head(texts: Sequence[Text], blocks: Sequence[Block]) -> Head:
     """
     read: list[HeadBlock] = []
     used: set[str] = set()
+    doubled: set[str] = set()
     for text in texts:
         pos = 0
         value = text.value
         while pos < len(value):
             hit = None
             for block in blocks:
-                if block.repeat or block.name not in used:
+                again = block.name in used and not block.repeat
+                if again and block.name in doubled:
+                    continue
+                if again or hit is None:
                     found = match_first(block.patterns, value, pos)
-                    if found is not None:
+                    if found is not None and again:
+                        doubled.add(block.name)
+                    elif found is not None:
                         hit = HeadBlock(block, text, found, _skip_blank(value, found.end))
-                        break
             if hit is None:
-                doubled = {
-                    block.name
-                    for block in blocks
-                    if block.name in used and not block.repeat and match_first(block.patterns, value, pos)
-                }
                 return Head(tuple(read), frozenset(doubled))
             read.append(hit)
             used.add(hit.block.name)
             pos = hit.end
-    return Head(tuple(read))
+    return Head(tuple(read), frozenset(doubled))
 
 
 def _skip_blank(text: str, pos: int) -> int:

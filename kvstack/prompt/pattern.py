@@ -7,16 +7,16 @@ without them that is the whole match.  `{{` and `}}` are braces.  A line end in 
 
 | token | reads |
 | --- | --- |
-| `{int}` | decimal digits |
-| `{hex}`, `{hex:5}` | hexadecimal digits, any number or exactly that many |
+| `{int}` | decimal digits, 64 at most |
+| `{hex}`, `{hex:5}` | hexadecimal digits: up to 64, or exactly that many |
 | `{uuid}` | 8-4-4-4-12 hexadecimal digits |
 | `{weekday}`, `{weekday:short}`, `{weekday:long}` | an English day name |
 | `{month}` | an English month name, long or short |
 | `{date}` | 2026-02-18 |
-| `{time}` | 20:48, 20:48:05, 20:48:05.123 |
+| `{time}` | 20:48, 20:48:05, 20:48:05.123, 8:48 PM |
 | `{zone}` | UTC, PST, GMT+5:30, +02:00, Z, Europe/Berlin |
-| `{word}` | characters other than white space |
-| `{line}` | anything up to the next literal of the pattern, or the end of the line; stays in the line |
+| `{word}` | characters other than white space, 512 at most |
+| `{line}` | anything up to what comes next in the pattern, or the end of the line; stays in the line |
 | `{text}` | anything up to the next literal of the pattern, across lines; at the end of a pattern: everything |
 | `{json}` | one JSON value |
 | `{json-fence}` | a line ```` ```json ````, one JSON object, a line ```` ``` ```` |
@@ -24,8 +24,9 @@ without them that is the whole match.  `{{` and `}}` are braces.  A line end in 
 
 from __future__ import annotations
 
+import itertools
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,9 @@ _DIGITS = frozenset(string.digits)
 _HEX = frozenset(string.hexdigits)
 _ZONE = frozenset(string.ascii_letters + string.digits + "+-:/_")
 _MAX_ZONE = 40
+# Longer runs are read in part only: a token costs the same wherever it is tried.
+_MAX_RUN = 64
+_MAX_WORD = 512
 
 Reader = Callable[[str, int], int]
 """Reads a token at an offset; returns the offset behind it, or -1."""
@@ -127,13 +131,13 @@ def _run(text: str, pos: int, allowed: frozenset[str], limit: int) -> int:
 
 
 def _read_int(text: str, pos: int) -> int:
-    end = _run(text, pos, _DIGITS, len(text))
+    end = _run(text, pos, _DIGITS, _MAX_RUN)
     return end if end > pos else -1
 
 
 def _read_hex(count: int) -> Reader:
     def read(text: str, pos: int) -> int:
-        end = _run(text, pos, _HEX, count or len(text))
+        end = _run(text, pos, _HEX, count or _MAX_RUN)
         return end if (end - pos == count if count else end > pos) else -1
 
     return read
@@ -181,13 +185,19 @@ def _read_date(text: str, pos: int) -> int:
 
 
 def _read_time(text: str, pos: int) -> int:
-    if not (_number(text, pos, 2, 0, 23) and text[pos + 2 : pos + 3] == ":" and _number(text, pos + 3, 2, 0, 59)):
+    hour = 2 if text[pos + 1 : pos + 2] in _DIGITS else 1
+    if not (_number(text, pos, hour, 0, 23) and text[pos + hour : pos + hour + 1] == ":"):
         return -1
-    pos += 5
+    pos += hour + 1
+    if not _number(text, pos, 2, 0, 59):
+        return -1
+    pos += 2
     if text[pos : pos + 1] == ":" and _number(text, pos + 1, 2, 0, 60):
         pos += 3
         if text[pos : pos + 1] == "." and text[pos + 1 : pos + 2] in _DIGITS:
             pos = _run(text, pos + 1, _DIGITS, 9)
+    if text[pos : pos + 3] in (" AM", " PM") and not text[pos + 3 : pos + 4].isalnum():
+        pos += 3
     return pos
 
 
@@ -200,7 +210,8 @@ def _read_zone(text: str, pos: int) -> int:
 
 def _read_word(text: str, pos: int) -> int:
     end = pos
-    while end < len(text) and not text[end].isspace():
+    last = min(len(text), pos + _MAX_WORD)
+    while end < last and not text[end].isspace():
         end += 1
     return end if end > pos else -1
 
@@ -255,6 +266,26 @@ class Pattern:
         """
         Match exactly at *pos*.
         """
+        return self._match(text, pos, {})
+
+    def search(self, text: str, begin: int, end: int, *, anywhere: bool) -> Iterator[Found]:
+        """
+        Yield the matches inside a span that do not overlap, each at the start of a line unless *anywhere*.
+
+        However often the pattern begins without ending, no part of the text is read more than a few times.
+        """
+        seen: dict[int, int] = {}
+        pos = text.find(self.head, begin, end)
+        while pos >= 0:
+            behind = pos + 1
+            if anywhere or pos == 0 or text[pos - 1] == "\n":
+                found = self._match(text, pos, seen)
+                if found is not None and pos < found.end <= end:
+                    yield found
+                    behind = found.end
+            pos = text.find(self.head, behind, end)
+
+    def _match(self, text: str, pos: int, seen: dict[int, int]) -> Found | None:
         start = pos
         target_start = start
         target_end = -1
@@ -270,7 +301,7 @@ class Pattern:
             elif element.reader is not None:
                 pos = element.reader(text, pos)
             elif element.name in ("line", "text"):
-                pos = self._read_open(text, pos, index)
+                pos = self._read_open(text, pos, index, seen)
             else:
                 found = _read_json(text, pos, fenced=element.name == "json-fence")
                 if found is None:
@@ -282,25 +313,43 @@ class Pattern:
             target_end = pos
         return Found(start, pos, (target_start, target_end), span, value)
 
-    def _read_open(self, text: str, pos: int, index: int) -> int:
+    def _read_open(self, text: str, pos: int, index: int, seen: dict[int, int]) -> int:
         """
         Read `{line}` or `{text}`: up to the next literal, or as far as the token may go.
+
+        *seen* keeps where the next line end (-1) and the next literal of each token were found last: for a later
+        start the answer is the same unless it was passed.
         """
         element = self.elements[index]
         assert isinstance(element, _Token)
         following = self.elements[index + 1] if index + 1 < len(self.elements) else None
         limit = len(text)
         if element.name == "line":
-            newline = text.find("\n", pos)
-            limit = newline if newline >= 0 else limit
-            if newline > pos and text[newline - 1] == "\r":
-                limit -= 1
+            newline = seen.get(-1, -1)
+            if newline < pos:
+                newline = text.find("\n", pos)
+                seen[-1] = newline = newline if newline >= 0 else limit
+            limit = newline - 1 if newline > pos and text[newline - 1] == "\r" else newline
         if following is None:
             return limit
-        assert isinstance(following, _Literal)
+        if isinstance(following, _Token):
+            return _first_read(following, text, pos, min(limit, pos + _MAX_WORD))
         if element.name == "line" and not following.lines[0]:
             return limit
-        return following.find(text, pos, limit)
+        place = seen.get(index, -1)
+        if place < pos:
+            place = following.find(text, pos, len(text))
+            seen[index] = place = place if place >= 0 else len(text) + 1
+        return place if place < limit else -1
+
+
+def _first_read(token: _Token, text: str, pos: int, limit: int) -> int:
+    assert token.reader is not None
+    while pos < limit:
+        if token.reader(text, pos) >= 0:
+            return pos
+        pos += 1
+    return -1
 
 
 def _read_json(text: str, pos: int, *, fenced: bool) -> tuple[tuple[int, int], Any, int] | None:
@@ -369,9 +418,10 @@ def compile_pattern(source: str) -> Pattern:
         raise PatternError("the pattern is empty")
     if len(marks) == 1:
         raise PatternError("[[ has no ]]")
-    for index, element in enumerate(elements[:-1]):
-        following = elements[index + 1]
-        if isinstance(element, _Token) and element.name in ("line", "text") and isinstance(following, _Token):
+    for element, following in itertools.pairwise(elements):
+        if not (isinstance(element, _Token) and isinstance(following, _Token)):
+            continue
+        if element.name == "text" or (element.name == "line" and following.reader is None):
             raise PatternError(f"{{{element.name}}} needs a literal behind it, not {{{following.name}}}")
     return Pattern(source, tuple(elements), *(marks or (None, None)))
 

@@ -4,11 +4,20 @@ Rules as data: packs are read, laid over with the user's settings, and compiled 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvstack.core.rulespec import DetectSpec, PackSpec, RulePatch, RuleSpec, SideSpec, merge_rule, parse_pack_spec
+from kvstack.core.rulespec import (
+    DetectSpec,
+    PackSpec,
+    RulePatch,
+    RuleSpec,
+    SideSpec,
+    WarningSpec,
+    merge_rule,
+    parse_pack_spec,
+)
 from kvstack.errors import ConfigError, Problem
 from kvstack.prompt.head import Block
 from kvstack.prompt.pattern import Pattern, PatternError, compile_pattern
@@ -39,12 +48,14 @@ class RuleSettings:
         strip_message_ids: Remove OpenClaw's ids: everywhere, in system texts only, or not at all.
         strip_timestamps: Remove timestamp prefixes at the start of the user's words.
         disabled: Names of rules that are off.
+        force_cache_prompt: Set `cache_prompt` to true where a client of the native completion route says false.
         added: The user's own rules, and changes to packed ones.
         source: The file that `added` came from, for error messages.
     """
 
     strip_message_ids: bool | Literal["system"] = True
     strip_timestamps: bool = True
+    force_cache_prompt: bool = True
     disabled: frozenset[str] = frozenset()
     added: tuple[RulePatch, ...] = ()
     source: str = "config"
@@ -61,6 +72,7 @@ class Rule:
         client: The client it is for; None for any.
         origin: The pack and version it comes from, or `config`.
         active: False if a setting or the user switched it off.
+        same: What is equal in all carriers of one conversation.
     """
 
     spec: RuleSpec
@@ -68,6 +80,7 @@ class Rule:
     client: str | None
     origin: str
     active: bool = True
+    same: tuple[Pattern, ...] = ()
 
     @property
     def name(self) -> str:
@@ -100,6 +113,9 @@ class Client:
         tail: Blocks at their end.
         messages: Blocks that are a message of their own.
         sides: Its side requests.
+        session_headers: Headers that hold the client's own name of the conversation, in lower case.
+        session_keys: Top-level body keys that do.
+        warnings: What the user should hear once.
     """
 
     name: str
@@ -109,6 +125,9 @@ class Client:
     tail: tuple[Block, ...]
     messages: tuple[Block, ...]
     sides: tuple[Side, ...]
+    session_headers: tuple[str, ...] = ()
+    session_keys: tuple[str, ...] = ()
+    warnings: tuple[WarningSpec, ...] = ()
 
     def at(self, where: str) -> tuple[Rule, ...]:
         """
@@ -127,12 +146,14 @@ class RuleSet:
         clients: Known clients, in the order of the packs.
         unknown: What applies where no client was detected.
         settings: The settings that were compiled in.
+        by_name: Every rule by its name.
     """
 
     rules: tuple[Rule, ...]
     clients: tuple[Client, ...]
     unknown: Client
     settings: RuleSettings
+    by_name: Mapping[str, Rule]
 
 
 def parse_pack(text: str, source: str) -> Pack:
@@ -178,20 +199,17 @@ def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -
             if spec.name in names:
                 problems.add(f"{path}.name", f"{spec.name!r} is the name of another rule")
             names.add(spec.name)
-            block = _rule_block(spec, blocks, path, problems)
-            if block is not None:
-                origin = f"{pack.spec.name} {pack.spec.version}" + (" + config" if problems is own else "")
-                rules.append(Rule(spec, block, pack.spec.client, origin, _active(spec, settings)))
+            origin = f"{pack.spec.name} {pack.spec.version}" + (" + config" if problems is own else "")
+            rules += _rule(spec, blocks, pack.spec.client, origin, settings, path, problems)
         found.raise_any()
         packed.append((pack, rules))
     added: list[Rule] = []
     for index, patch in patches.values():
         merged, wrong = merge_rule(None, patch, f"rules.add.{index}")
         own.found.extend(wrong)
-        block = _rule_block(merged, {}, f"rules.add.{index}", own) if merged else None
-        if merged and block:
+        if merged:
             names.add(merged.name)
-            added.append(Rule(merged, block, None, "config", _active(merged, settings)))
+            added += _rule(merged, {}, None, "config", settings, f"rules.add.{index}", own)
     for name in sorted(settings.disabled - names):
         own.add("rules.disable", f"there is no rule {name!r}")
     own.raise_any()
@@ -201,14 +219,22 @@ def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -
 def _assemble(packed: Sequence[tuple[Pack, list[Rule]]], added: Sequence[Rule], settings: RuleSettings) -> RuleSet:
     everything = [*(rule for _, rules in packed for rule in rules), *added]
     common = [rule for rule in everything if rule.spec.any_client]
+    sides = [_sides(pack) for pack, _ in packed]
+    everywhere = [side for group in sides for side in group if side.spec.any_client]
     clients = []
-    for pack, rules in packed:
-        mine = [*rules, *(rule for rule in common if rule not in rules)]
-        clients.append(_client(pack.spec.client, pack, mine))
-    return RuleSet(tuple(everything), tuple(clients), _client("", None, common), settings)
+    for (pack, rules), own in zip(packed, sides, strict=True):
+        names = {rule.name for rule in rules}
+        mine = [*rules, *(rule for rule in common if rule.name not in names)]
+        clients.append(_client(pack.spec.client, pack, mine, [*own, *(side for side in everywhere if side not in own)]))
+    by_name = {rule.name: rule for rule in everything}
+    return RuleSet(tuple(everything), tuple(clients), _client("", None, common, everywhere), settings, by_name)
 
 
-def _client(name: str, pack: Pack | None, rules: Iterable[Rule]) -> Client:
+def _sides(pack: Pack) -> list[Side]:
+    return [Side(spec, tuple(map(compile_pattern, spec.pattern or ()))) for spec in pack.spec.side]
+
+
+def _client(name: str, pack: Pack | None, rules: Iterable[Rule], sides: Iterable[Side]) -> Client:
     blocks = _named_blocks(pack, _Problems("")) if pack else {}
     everything = list(rules)
     active = tuple(rule for rule in everything if rule.active)
@@ -220,7 +246,6 @@ def _client(name: str, pack: Pack | None, rules: Iterable[Rule]) -> Client:
     for rule in everything:
         if rule.spec.where in declared and rule.block not in declared[rule.spec.where]:
             declared[rule.spec.where].append(rule.block)
-    sides = tuple(Side(spec, tuple(map(compile_pattern, spec.pattern))) for spec in pack.spec.side) if pack else ()
     return Client(
         name,
         pack.spec.detect if pack else (),
@@ -228,7 +253,10 @@ def _client(name: str, pack: Pack | None, rules: Iterable[Rule]) -> Client:
         tuple(declared["user head"]),
         tuple(declared["user tail"]),
         tuple(declared["message"]),
-        sides,
+        tuple(sides),
+        tuple(name.lower() for name in pack.spec.session_headers) if pack else (),
+        pack.spec.session_keys if pack else (),
+        pack.spec.warning if pack else (),
     )
 
 
@@ -251,8 +279,24 @@ def _named_blocks(pack: Pack, problems: _Problems) -> dict[str, Block]:
         patterns = _compile(spec.pattern, f"block.{index}.pattern", problems)
         blocks[spec.name] = Block(spec.name, patterns, spec.repeat)
     for index, side in enumerate(pack.spec.side):
-        _compile(side.pattern, f"side.{index}.pattern", problems)
+        _compile(side.pattern or (), f"side.{index}.pattern", problems)
     return blocks
+
+
+def _rule(
+    spec: RuleSpec,
+    blocks: dict[str, Block],
+    client: str | None,
+    origin: str,
+    settings: RuleSettings,
+    path: str,
+    problems: _Problems,
+) -> list[Rule]:
+    block = _rule_block(spec, blocks, path, problems)
+    same = _compile(spec.same, f"{path}.same", problems) if spec.same else ()
+    if spec.inside is not None and spec.inside not in blocks:
+        problems.add(f"{path}.inside", f"there is no block {spec.inside!r} in this pack")
+    return [Rule(spec, block, client, origin, _active(spec, settings), same)] if block is not None else []
 
 
 def _rule_block(spec: RuleSpec, blocks: dict[str, Block], path: str, problems: _Problems) -> Block | None:

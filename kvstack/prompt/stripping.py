@@ -2,26 +2,35 @@
 What the rules do to one request.
 
 The order is always the same: read the body, find the client, find every block at its position, ask the memory which
-conversation this continues, then cut.  A body that no rule touches comes back as the same object; one that cannot be
-read comes back untouched.
+conversation this continues, decide, cut.  A body that no rule touches comes back as the same object; one that cannot
+be read comes back untouched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from kvstack.core.rulespec import RuleSpec
-from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.conversation import (
+    Appended,
+    Chain,
+    ConversationMemory,
+    Placed,
+    Remembered,
+    digest_item,
+    link_up,
+)
 from kvstack.prompt.detection import detect_client, side_label
 from kvstack.prompt.dialects import Api, Document, Item, Text, api_of, read_document, turn_markers
-from kvstack.prompt.head import match_first, read_head
-from kvstack.prompt.metadata import KeyCuts, cut_keys, fits
-from kvstack.prompt.pattern import Found, Pattern
+from kvstack.prompt.editing import body_edits, changed_text, settle
+from kvstack.prompt.matching import Append, Findings, Op, find_all
 from kvstack.prompt.ruleset import Client, Rule, RuleSet
-from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits, escape, raw_offsets
+from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
 
-__all__ = ["Hit", "Stripped", "apply_rules"]
+__all__ = ["Hit", "Stripped", "apply_rules", "spell_path"]
+
+_UNSPLIT = "raw-prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +61,11 @@ class Stripped:
         hits: What the rules did.
         api: The dialect, or None for a path that carries no prompt.
         client: The client, if it was recognised.
-        conversation: An opaque name of the conversation that this continues or starts.
+        conversation: An opaque name of the conversation that this continues or starts; None without a memory.
         items: Number of messages or input items.
         ts_removed: Timestamp prefixes removed.
         msg_ids_removed: `message_id` keys removed.
-        items_modified: Number of items changed.
+        items_modified: Number of items changed, dropped or inserted.
         stream: The client wants a stream.
         side: What kind of side request this is, if it is one.
         warnings: What the user should know.
@@ -78,40 +87,7 @@ class Stripped:
     edits: tuple[Edit, ...] = ()
 
 
-@dataclass(slots=True)
-class Change:
-    """
-    One replacement inside a text, in decoded offsets.
-    """
-
-    text: Text
-    start: int
-    end: int
-    new: str
-    rule: Rule
-
-
-@dataclass(slots=True)
-class Work:
-    """
-    A request while the rules work on it.
-    """
-
-    document: Document
-    client: Client
-    changes: list[Change] = field(default_factory=list)
-    hits: list[Hit] = field(default_factory=list)
-    ts_removed: int = 0
-    msg_ids_removed: int = 0
-
-    def hit(self, rule: Rule, path: JsonPath, n: int = 1) -> None:
-        """
-        Record what a rule did.
-        """
-        self.hits.append(Hit(rule.name, spell_path(path), rule.spec.action, n))
-
-
-def apply_rules(  # noqa: PLR0917
+def apply_rules(
     body: bytes,
     path: str,
     rules: RuleSet,
@@ -126,7 +102,7 @@ def apply_rules(  # noqa: PLR0917
         body: The request body as the client sent it, without content encoding.
         path: The request path; the query is ignored.
         rules: The compiled rules.
-        memory: What earlier requests left; without it nothing is frozen, re-inserted or placed.
+        memory: What earlier requests left; without it nothing is frozen, placed or appended again.
         headers: The request's header pairs.
         chat_template: The model's chat template, to split raw prompts into turns.
 
@@ -139,168 +115,318 @@ def apply_rules(  # noqa: PLR0917
     try:
         text = body.decode("utf-8")
         document = read_document(text, api, turn_markers(chat_template) if api is Api.COMPLETION else None)
-    except (UnicodeDecodeError, NotJson):
+        return _Request(document, rules, memory, headers).strip(body)
+    except (UnicodeDecodeError, NotJson, RecursionError):
         return Stripped(body, api=api)
-    client = detect_client(document, rules, headers)
-    work = Work(document, client)
-    for found in _search_system(work):
-        _act(work, *found)
-    for found in _search_heads(work):
-        _act(work, *found)
-    edits = _to_edits(document, work.changes)
-    return Stripped(
-        body=apply_edits(text, edits).encode("utf-8") if edits else body,
-        hits=tuple(work.hits),
-        api=api,
-        client=client.name or None,
-        items=document.count,
-        ts_removed=work.ts_removed,
-        msg_ids_removed=work.msg_ids_removed,
-        items_modified=len({change.text.path[:2] for change in work.changes}),
-        stream=document.top.get("stream") is True,
-        side=side_label(document, client),
-        edits=tuple(edits),
-    )
 
 
-Match = tuple[list[Rule], Text, Found, int]
-
-
-def _search_system(work: Work) -> Iterator[Match]:
-    rules = work.client.at("system")
-    if rules:
-        for item in work.document.items:
-            if item.leading:
-                for text in item.texts:
-                    yield from _search(text, rules)
-
-
-def _search(text: Text, rules: Sequence[Rule]) -> Iterator[Match]:
+@dataclass(slots=True)
+class _Plan:
     """
-    Search one text for the blocks of rules; rules that share a block are given together.
+    What shall happen to a request beside the replacements that rules made on their own.
     """
-    taken: list[tuple[int, int]] = []
-    groups: dict[tuple[int, int], tuple[list[Rule], Found]] = {}
-    for rule in rules:
-        for found in _occurrences(text.value, rule.spec, rule.block.patterns):
-            if rule.spec.has and not fits(found.value, dict(rule.spec.has)):
-                continue
-            span = (found.start, found.end)
-            if span in groups:
-                if rule.spec.keys:
-                    groups[span][0].append(rule)
-            elif not any(start < found.end and found.start < end for start, end in taken):
-                taken.append(span)
-                groups[span] = ([rule], found)
-    for group, found in groups.values():
-        yield group, text, found, found.end
+
+    frozen: dict[str, str]
+    announced: dict[str, str]
+    appended: list[Appended]
+    placed: list[Placed]
+    dropped: list[int] = field(default_factory=list)
+    inserted: dict[int, list[str]] = field(default_factory=dict)
 
 
-def _occurrences(text: str, spec: RuleSpec, patterns: Iterable[Pattern]) -> Iterator[Found]:
-    """
-    Find the matches of a pattern that is searched for; each character is read a bounded number of times.
-    """
-    for pattern in patterns:
-        if spec.at == "start":
-            found = pattern.match(text, 0)
-            if found is not None:
-                yield found
-            continue
-        pos = text.find(pattern.head)
-        while pos >= 0:
-            behind = pos + 1
-            if spec.at == "any" or pos == 0 or text[pos - 1] == "\n":
-                found = pattern.match(text, pos)
-                if found is not None and found.end > pos:
-                    yield found
-                    behind = found.end
-            pos = text.find(pattern.head, behind)
+class _Request:
+    def __init__(
+        self,
+        document: Document,
+        rules: RuleSet,
+        memory: ConversationMemory | None,
+        headers: Sequence[tuple[str, str]],
+    ) -> None:
+        self.document = document
+        self.rules = rules
+        self.memory = memory
+        self.headers = headers
+        self.client: Client = detect_client(document, rules, headers)
+        self.findings: Findings = find_all(document, self.client)
+        self.ops = settle(self.findings.ops)
+        self.hits: list[Hit] = []
+        # Items that count: carriers and reasoning come and go, the rest is the conversation.
+        carriers = {carrier.index for carrier in self.findings.carriers}
+        self._indices = [
+            index for index, item in enumerate(document.items) if index not in carriers and not _is_reasoning(item)
+        ]
+        self._counted = [document.items[index] for index in self._indices]
 
+    def strip(self, body: bytes) -> Stripped:
+        """
+        Do it all.
+        """
+        document, findings = self.document, self.findings
+        state, chain, live = self._recall()
+        plan = self._decide(state, live)
+        appends = self._append_ops(plan)
+        self._count(appends)
+        edits = body_edits(document, [*self.ops, *appends], plan.dropped, plan.inserted)
+        edits += self._force_cache_prompt()
+        if self.memory is not None:
+            self._remember(chain, state, plan, live)
+        if not document.split:
+            self.hits.append(Hit(_UNSPLIT, "", "untouched"))
+        touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.live}
+        return Stripped(
+            body=apply_edits(document.text, edits).encode("utf-8") if edits else body,
+            hits=tuple(self.hits),
+            api=document.api,
+            client=self.client.name or None,
+            conversation=state.conversation or None,
+            items=document.count,
+            ts_removed=sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in self.ops),
+            msg_ids_removed=findings.message_ids,
+            items_modified=len(touched) + len(plan.dropped) + sum(map(len, plan.inserted.values())),
+            stream=document.top.get("stream") is True,
+            side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}),
+            warnings=self._warnings(),
+            edits=tuple(edits),
+        )
 
-def _search_heads(work: Work) -> Iterator[Match]:
-    client = work.client
-    rules = client.at("user head")
-    if not rules:
-        return
-    by_block: dict[str, list[Rule]] = {}
-    for rule in rules:
-        by_block.setdefault(rule.block.name, []).append(rule)
-    for item in work.document.items:
-        if item.role != "user" or not item.texts:
-            continue
-        head = read_head(item.texts, client.head)
-        for block in head.blocks:
-            fitting = [
-                rule
-                for rule in by_block.get(block.block.name, ())
-                if fits(block.found.value, dict(rule.spec.has)) or not rule.spec.has
+    def _force_cache_prompt(self) -> list[Edit]:
+        """
+        Some clients of the native route say or default `cache_prompt: false`, and then never reuse anything.
+        """
+        document = self.document
+        if not (self.rules.settings.force_cache_prompt and document.api is Api.COMPLETION):
+            return []
+        if document.top.get("cache_prompt") is not False:
+            return []
+        self.hits.append(Hit("cache-prompt", "cache_prompt", "constant"))
+        return [Edit(*document.locate(("cache_prompt",)), "true")]
+
+    def _recall(self) -> tuple[Remembered, Chain, dict[str, str]]:
+        """
+        Find out which conversation this is.
+        """
+        live = {op.key: op.live for op in self.ops if op.key}
+        if self.memory is None:
+            return Remembered(""), Chain((), (), False), live
+        by_text: dict[int, list[Op]] = {}
+        for op in self.ops:
+            by_text.setdefault(id(op.text), []).append(op)
+        link = link_up(b"", self.document.api.value.encode())
+        links: list[bytes] = []
+        users: list[int] = []
+        count = 0
+        for item in self._counted:
+            texts = [changed_text(text, by_text.get(id(text), ()), bare=True) for text in item.texts]
+            link = link_up(link, digest_item(item, texts))
+            count += item.role == "user"
+            links.append(link)
+            users.append(count)
+        answered = any(item.role == "assistant" for item in self._counted)
+        chain = Chain(tuple(links), tuple(users), answered)
+        items = self.document.items
+        same = next((carrier.same for carrier in self.findings.carriers if carrier.same), "")
+        carried = frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers)
+        session = self._session()
+        state = self.memory.find(chain, session, live, carried, same)
+        if state is None:
+            state = Remembered(self.memory.name(), session=session, same=same)
+        return replace(state, session=state.session or session, same=state.same or same), chain, live
+
+    def _session(self) -> str | None:
+        headers = {name.lower(): value for name, value in self.headers}
+        for name in self.client.session_headers:
+            if headers.get(name):
+                return headers[name]
+        for key in self.client.session_keys:
+            value = self.document.top.get(key)
+            if isinstance(value, str) and value:
+                return value
+        return None
+
+    def _decide(self, state: Remembered, live: Mapping[str, str]) -> _Plan:
+        plan = _Plan(dict(state.frozen), dict(state.announced), list(state.appended), list(state.placed))
+        newest = self._newest()
+        self._freeze(plan)
+        # What was appended to this turn before is what the server has cached: the same bytes again, nothing new.
+        if newest is not None and not any(entry.position == newest for entry in plan.appended):
+            wanted = list(self.findings.appends)
+            if self._is_last(newest):
+                wanted += self._announcements(plan, live)
+            plan.appended += [
+                Appended(newest, append.rule.name, append.text, append.rule.spec.action != "tail") for append in wanted
             ]
-            # The client's block and the user's copy of it stand in a row: nobody can tell which is whose.
-            if block.block.name in head.doubled:
-                fitting = [rule for rule in fitting if rule.spec.keys]
-            if fitting:
-                yield fitting, block.text, block.found, block.end
+        self._place(plan)
+        return plan
 
+    def _newest(self) -> int | None:
+        """
+        Return the position of the user's newest turn.
+        """
+        positions = [index for index, item in enumerate(self._counted) if item.role == "user" and item.texts]
+        return positions[-1] if positions else None
 
-def _act(work: Work, rules: list[Rule], text: Text, found: Found, end: int) -> None:
-    keyed = [rule for rule in rules if rule.spec.keys]
-    if keyed and found.json is not None:
-        _cut_keys(work, keyed, text, found.json[0])
-    for rule in rules:
-        if not rule.spec.keys:
-            _act_whole(work, rule, text, found, end)
+    def _is_last(self, position: int) -> bool:
+        """
+        Tell whether nothing was answered to this turn yet.
+        """
+        return all(item.role in ("system", "other") for item in self._counted[position + 1 :])
 
-
-def _cut_keys(work: Work, rules: list[Rule], text: Text, start: int) -> None:
-    acting = [rule for rule in rules if rule.spec.action != "observe"]
-    cuts = cut_keys(text.value, start, {key for rule in acting for key in rule.spec.keys})
-    for first, last in cuts.spans:
-        work.changes.append(Change(text, first, last, "", acting[0]))
-    for rule in rules:
-        counts = cuts if rule in acting else cut_keys(text.value, start, set(rule.spec.keys))
-        n = _count(counts, rule)
-        if n:
-            work.hit(rule, text.path, n)
-            if rule in acting and "message_id" in rule.spec.keys:
-                work.msg_ids_removed += counts.counts["message_id"]
-
-
-def _count(cuts: KeyCuts, rule: Rule) -> int:
-    return sum(cuts.counts[key] for key in rule.spec.keys)
-
-
-def _act_whole(work: Work, rule: Rule, text: Text, found: Found, end: int) -> None:
-    start, stop = found.target
-    if (start, stop) == (found.start, found.end):
-        stop = end
-    match rule.spec.action:
-        case "drop":
-            work.changes.append(Change(text, start, stop, "", rule))
-            if rule.spec.switch == "strip_timestamps":
-                work.ts_removed += 1
-        case "constant":
-            if text.value[start:stop] == rule.spec.constant:
-                return
-            work.changes.append(Change(text, start, stop, rule.spec.constant, rule))
-        case "observe":
-            pass
-        case _:
+    def _freeze(self, plan: _Plan) -> None:
+        if self.memory is None:
             return
-    work.hit(rule, text.path)
+        for op in self.ops:
+            if op.key:
+                op.new = plan.frozen.setdefault(op.key, op.live)
+
+    def _announcements(self, plan: _Plan, live: Mapping[str, str]) -> list[Append]:
+        """
+        Tell the model once of each frozen value that has changed since it was told last.
+        """
+        if self.memory is None:
+            return []
+        found = []
+        for op in self.ops:
+            if op.key and op.rule.spec.announce:
+                known = plan.announced.get(op.key, plan.frozen[op.key])
+                if live[op.key] != known:
+                    plan.announced[op.key] = live[op.key]
+                    found.append(Append(op.rule, "\n\n" + op.rule.spec.text.replace("{value}", live[op.key])))
+        return found
+
+    def _append_ops(self, plan: _Plan) -> list[Op]:
+        """
+        Append to the newest turn what it needs, and to earlier ones what they had.
+        """
+        newest = self._newest()
+        by_position: dict[int, list[Appended]] = {}
+        for entry in plan.appended:
+            if (entry.sticky or entry.position == newest) and entry.rule in self.rules.by_name:
+                by_position.setdefault(entry.position, []).append(entry)
+        ops = []
+        for position, entries in by_position.items():
+            item = self._counted[position] if position < len(self._counted) else None
+            if item is None or item.role != "user" or not item.texts:
+                continue
+            text = _last_text(item, self.ops)
+            if not text.value.endswith("".join(entry.text for entry in entries)):
+                end = len(text.value)
+                ops += [Op(text, end, end, entry.text, "", self.rules.by_name[entry.rule]) for entry in entries]
+        return ops
+
+    def _place(self, plan: _Plan) -> None:
+        """
+        Leave each carrier where it first stood, and bring back those whose turn is history.
+        """
+        items = self.document.items
+        standing: list[Placed] = []
+        known = list(plan.placed)
+        kept_before = 0
+        missing = {(entry.position, entry.text) for entry in known}
+        by_index = {carrier.index: carrier for carrier in self.findings.carriers}
+        for index, item in enumerate(items):
+            carrier = by_index.get(index)
+            if carrier is None:
+                kept_before += not _is_reasoning(item)
+                continue
+            if carrier.rule is None:
+                continue
+            if carrier.rule.spec.action == "drop":
+                plan.dropped.append(index - self._offset())
+                self._hit(carrier.rule, item.path)
+                continue
+            text = item.texts[0].value
+            if (kept_before, text) in missing:
+                missing.discard((kept_before, text))
+                self._hit(carrier.rule, item.path)
+            elif any(entry.text == text and entry.position <= kept_before for entry in known):
+                plan.dropped.append(index - self._offset())
+                self._hit(carrier.rule, item.path)
+            elif self.memory is not None:
+                raw = self.document.text[item.start : item.end]
+                standing.append(Placed(kept_before, carrier.rule.name, raw, text))
+                self._hit(carrier.rule, item.path)
+        for entry in known:
+            if (entry.position, entry.text) in missing:
+                self._insert(plan, entry)
+        plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
+
+    def _insert(self, plan: _Plan, entry: Placed) -> None:
+        if not 0 < entry.position <= len(self._counted):
+            return
+        before = self._counted[entry.position - 1]
+        if before.start < 0:
+            return
+        index = self._indices[entry.position - 1] - self._offset()
+        plan.inserted.setdefault(index, []).append(entry.raw)
+        if entry.rule in self.rules.by_name:
+            self._hit(self.rules.by_name[entry.rule], before.path)
+
+    def _offset(self) -> int:
+        """
+        Return how many items stand before the list: top-level system texts.
+        """
+        return len(self.document.items) - len(self.document.elements)
+
+    def _hit(self, rule: Rule, path: JsonPath, n: int = 1) -> None:
+        self.hits.append(Hit(rule.name, spell_path(path), rule.spec.action, n))
+
+    def _count(self, appends: Sequence[Op]) -> None:
+        for rule, path, n in self.findings.done:
+            self._hit(rule, path, n)
+        for op in self.ops:
+            if op.counted:
+                self._hit(op.rule, op.text.path)
+        for op in appends:
+            self._hit(op.rule, op.text.path)
+
+    def _remember(self, chain: Chain, state: Remembered, plan: _Plan, live: Mapping[str, str]) -> None:
+        assert self.memory is not None
+        self.memory.remember(
+            chain,
+            replace(
+                state,
+                frozen=plan.frozen,
+                announced=plan.announced,
+                appended=tuple(plan.appended),
+                placed=tuple(plan.placed),
+                live=dict(live),
+                users=chain.users[-1] if chain.users else 0,
+            ),
+        )
+
+    def _warnings(self) -> tuple[str, ...]:
+        found = []
+        for warning in self.client.warnings:
+            if getattr(self.rules.settings, warning.switch) is not True:
+                continue
+            if self.memory is not None and warning.text in self.memory.warned:
+                continue
+            tools = self.document.top.get("tools")
+            for tool in tools if isinstance(tools, list) else ():
+                named = tool.get("function", tool) if isinstance(tool, dict) else {}
+                if isinstance(named, dict) and named.get("name") == warning.tool:
+                    spelled = json.dumps(named)
+                    if any(json.dumps(literal) in spelled for literal in warning.any_of):
+                        found.append(warning.text)
+                        if self.memory is not None:
+                            self.memory.warned.add(warning.text)
+                        break
+        return tuple(found)
 
 
-def _to_edits(document: Document, changes: list[Change]) -> list[Edit]:
-    by_path: dict[JsonPath, list[Change]] = {}
-    for change in changes:
-        by_path.setdefault(change.text.path, []).append(change)
-    edits = []
-    for path, group in by_path.items():
-        group.sort(key=lambda change: (change.text.base + change.start, change.text.base + change.end))
-        offsets = [change.text.base + offset for change in group for offset in (change.start, change.end)]
-        raw = raw_offsets(document.text, document.locate(path)[0], offsets)
-        for index, change in enumerate(group):
-            edits.append(Edit(raw[2 * index], raw[2 * index + 1], escape(change.new)))
-    return sorted(edits, key=lambda edit: (edit.start, edit.end))
+def _is_reasoning(item: Item) -> bool:
+    return isinstance(item.value, dict) and item.value.get("type") == "reasoning"
+
+
+def _last_text(item: Item, ops: Sequence[Op]) -> Text:
+    """
+    Return the last text of an item that rules leave standing.
+    """
+    for text in reversed(item.texts):
+        own = [op for op in ops if op.text is text]
+        if not own or changed_text(text, own, bare=False):
+            return text
+    return item.texts[-1]
 
 
 def spell_path(path: JsonPath) -> str:
@@ -311,13 +437,3 @@ def spell_path(path: JsonPath) -> str:
     for step in path:
         out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else step
     return out
-
-
-def last_user(items: Sequence[Item]) -> Item | None:
-    """
-    Return the newest item of the user that holds text.
-    """
-    return next((item for item in reversed(items) if item.role == "user" and item.texts), None)
-
-
-__all__ += ["last_user", "match_first", "spell_path"]

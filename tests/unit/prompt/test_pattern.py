@@ -59,7 +59,8 @@ def test_no_match(pattern: str, text: str) -> None:
         ("{", "brace is open"),
         ("{nope}", "no token {nope}"),
         ("{hex:0}", "no token {hex:0}"),
-        ("{line}{int}", "needs a literal"),
+        ("{text}{int}", "needs a literal"),
+        ("{line}{json}", "needs a literal"),
         ("a [[b", r"\[\[ has no \]\]"),
     ],
 )

@@ -1,0 +1,114 @@
+"""
+From findings to edits of the raw body: spans inside literals, parts and items that go, items that come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvstack.prompt.dialects import Document, Text
+from kvstack.prompt.matching import Op
+from kvstack.prompt.splice import Edit, JsonPath, escape, raw_offsets, removal, walk_array
+
+__all__ = ["body_edits", "changed_text", "settle"]
+
+
+def settle(ops: Sequence[Op]) -> list[Op]:
+    """
+    Order the replacements of each text; of two that overlap the first stays.
+    """
+    settled: list[Op] = []
+    ends: dict[JsonPath, int] = {}
+    for op in sorted(ops, key=lambda op: (op.text.base + op.start, op.text.base + op.end)):
+        start, end = op.text.base + op.start, op.text.base + op.end
+        if start >= ends.get(op.text.path, 0):
+            settled.append(op)
+            ends[op.text.path] = end
+    return settled
+
+
+def changed_text(text: Text, ops: Sequence[Op], *, bare: bool) -> str:
+    """
+    Return a text after its replacements, or as it counts when conversations are compared.
+    """
+    out: list[str] = []
+    done = 0
+    for op in ops:
+        out.append(text.value[done : op.start])
+        out.append(op.bare if bare else op.live if op.new is None else op.new)
+        done = op.end
+    out.append(text.value[done:])
+    return "".join(out)
+
+
+def body_edits(
+    document: Document,
+    ops: Sequence[Op],
+    dropped: Sequence[int],
+    inserted: Mapping[int, Sequence[str]],
+) -> list[Edit]:
+    """
+    Make the edits of a body.
+
+    Args:
+        document: The request.
+        ops: Settled replacements.
+        dropped: Indices of list elements that go.
+        inserted: Raw items to insert, by the index of the list element that they follow.
+    """
+    by_path: dict[JsonPath, list[Op]] = {}
+    for op in ops:
+        if op.new is not None and op.new != op.live:
+            by_path.setdefault(op.text.path, []).append(op)
+    parts: dict[JsonPath, list[int]] = {}
+    edits: list[Edit] = []
+    for path, group in by_path.items():
+        group.sort(key=lambda op: (op.text.base + op.start, op.text.base + op.end))
+        text = group[0].text
+        if text.part is not None and not changed_text(text, group, bare=False):
+            parts.setdefault(path[:-2], []).append(text.part)
+            continue
+        edits += _inside_literal(document, path, group)
+    for path, indices in parts.items():
+        edits += _without_parts(document, path, indices, by_path)
+    return sorted([*edits, *_item_edits(document, dropped, inserted)], key=lambda edit: (edit.start, edit.end))
+
+
+def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> list[Edit]:
+    offsets = [op.text.base + offset for op in group for offset in (op.start, op.end)]
+    raw = raw_offsets(document.text, document.locate(path)[0], offsets)
+    return [Edit(raw[2 * n], raw[2 * n + 1], escape(op.new or "")) for n, op in enumerate(group)]
+
+
+def _without_parts(
+    document: Document, path: JsonPath, indices: Sequence[int], by_path: Mapping[JsonPath, Sequence[Op]]
+) -> list[Edit]:
+    """
+    Drop content parts that a rule emptied, as the client would send a turn without them; the last one stays, empty.
+    """
+    elements, end = walk_array(document.text, document.locate(path)[0])
+    gone = set(indices)
+    if len(gone) == len(elements):
+        kept = min(gone)
+        gone.discard(kept)
+        leftover = _inside_literal(document, (*path, kept, "text"), by_path[*path, kept, "text"])
+    else:
+        leftover = []
+    flags = [index in gone for index in range(len(elements))]
+    spans = [(element.start, element.end) for element in elements]
+    return leftover + [Edit(first, last, "") for first, last in removal(spans, flags, (spans[0][0], end - 1)) if gone]
+
+
+def _item_edits(document: Document, dropped: Sequence[int], inserted: Mapping[int, Sequence[str]]) -> list[Edit]:
+    elements = document.elements
+    edits = [
+        Edit(elements[index].end, elements[index].end, "".join(f",{raw}" for raw in raws))
+        for index, raws in inserted.items()
+    ]
+    if dropped:
+        gone = set(dropped)
+        spans = [(element.start, element.end) for element in elements]
+        flags = [index in gone for index in range(len(elements))]
+        # Removal starts at the end of the element before; an insertion there comes first.
+        edits += [Edit(first, last, "") for first, last in removal(spans, flags, (spans[0][0], spans[-1][1]))]
+    return edits

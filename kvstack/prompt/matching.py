@@ -1,0 +1,374 @@
+"""
+Finding the blocks of rules at their positions.
+
+Every finding is an `Op`: this span of this text becomes that.  `bare` is what the span counts as when conversations
+are compared, so that a clock that moved on or a block that only the newest turn has makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstack.core.rulespec import RuleSpec
+from kvstack.prompt.dialects import Document, Item, Text
+from kvstack.prompt.head import Head, HeadBlock, match_first, read_head
+from kvstack.prompt.metadata import cut_keys, fits, plain
+from kvstack.prompt.pattern import Found, Pattern
+from kvstack.prompt.ruleset import Client, Rule
+from kvstack.prompt.splice import JsonPath, NotJson
+
+__all__ = ["Append", "Carrier", "Findings", "Op", "find_all"]
+
+
+@dataclass(slots=True)
+class Op:
+    """
+    One replacement inside a text, in decoded offsets.
+
+    Attributes:
+        text: The text.
+        start: Offset of the first character that goes.
+        end: Offset behind the last one.
+        new: What takes its place; None until the conversation is known, or if nothing changes.
+        bare: What it counts as when conversations are compared.
+        rule: The rule.
+        key: For `freeze`: the name of the value in the conversation's memory.
+        counted: It is reported as a hit.
+    """
+
+    text: Text
+    start: int
+    end: int
+    new: str | None
+    bare: str
+    rule: Rule
+    key: str = ""
+    counted: bool = True
+
+    @property
+    def live(self) -> str:
+        """
+        What stands there now.
+        """
+        return self.text.value[self.start : self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """
+    Text that a rule wants at the end of the newest user text.
+    """
+
+    rule: Rule
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """
+    A whole message that the client adds to the newest turn and never keeps.
+
+    Attributes:
+        index: Index of its item in the document.
+        rule: The rule that deals with it; None if that is switched off.
+        same: What is equal in all carriers of one conversation; empty if unknown.
+    """
+
+    index: int
+    rule: Rule | None
+    same: str = ""
+
+
+@dataclass(slots=True)
+class Findings:
+    """
+    Everything that the rules found in one request.
+
+    Attributes:
+        ops: Replacements in texts.
+        appends: What goes to the end of the newest user text.
+        carriers: Whole messages that the client adds to the newest turn.
+        done: Rules that are counted already: rule, path, how many things.
+        message_ids: `message_id` keys removed.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    appends: list[Append] = field(default_factory=list)
+    carriers: list[Carrier] = field(default_factory=list)
+    done: list[tuple[Rule, JsonPath, int]] = field(default_factory=list)
+    message_ids: int = 0
+
+
+def find_all(document: Document, client: Client) -> Findings:
+    """
+    Find the blocks of all rules of a client.
+    """
+    finder = _Finder(document, client)
+    finder.carriers()
+    finder.system()
+    finder.tools()
+    finder.users()
+    return finder.findings
+
+
+Group = tuple[list[Rule], Found]
+
+
+class _Finder:
+    def __init__(self, document: Document, client: Client) -> None:
+        self.document = document
+        self.client = client
+        self.findings = Findings()
+        self._dialect = document.api.value
+        self._seen: dict[str, int] = {}
+        self._carriers: set[int] = set()
+
+    def _rules(self, where: str) -> list[Rule]:
+        return [rule for rule in self.client.at(where) if self._dialect in rule.spec.dialects]
+
+    def carriers(self) -> None:
+        """
+        A carrier is an item that is one block from end to end: of the user, right behind another item of the user or a
+        tool result, or a system text in the middle of the conversation.
+        """
+        if not self.client.messages:
+            return
+        rules = self._rules("message")
+        items = self.document.items
+        for index, item in enumerate(items):
+            if len(item.texts) != 1 or item.start < 0 or item.leading or not index:
+                continue
+            if item.role != "system" and (item.role != "user" or items[index - 1].role not in ("user", "tool")):
+                continue
+            value = item.texts[0].value
+            for block in self.client.messages:
+                found = match_first(block.patterns, value, 0)
+                if found is None or value[found.end :].strip():
+                    continue
+                rule = next((rule for rule in rules if rule.block == block), None)
+                if rule is not None and rule.spec.action == "observe":
+                    self.findings.done.append((rule, item.path, 1))
+                    rule = None
+                same = _first_target(rule.same, value) if rule else ""
+                self.findings.carriers.append(Carrier(index, rule, same))
+                self._carriers.add(index)
+                break
+
+    def system(self) -> None:
+        """
+        System texts before the first turn; what a client inserts later on is history.
+        """
+        rules = self._rules("system")
+        if rules:
+            for item in self.document.items:
+                if item.leading:
+                    for text in item.texts:
+                        self._search(text, rules)
+
+    def tools(self) -> None:
+        """
+        The descriptions of tools.
+        """
+        rules = self._rules("tools")
+        tools = self.document.top.get("tools") if rules else None
+        for text in _tool_texts(tools):
+            self._search(text, rules)
+
+    def users(self) -> None:
+        """
+        The head and the tail of each user item, and known blocks at the head of the first one.
+        """
+        first = self._rules("first user")
+        heads: dict[str, list[Rule]] = {}
+        for rule in self._rules("user head"):
+            heads.setdefault(rule.block.name, []).append(rule)
+        tails = self._rules("user tail")
+        if not (first or heads or tails):
+            return
+        opening: Item | None = None
+        for index, item in enumerate(self.document.items):
+            if item.role != "user" or not item.texts or index in self._carriers:
+                continue
+            head = read_head(item.texts, self.client.head)
+            if opening is None:
+                opening = item
+                self._first_user(item, head, first)
+            for block in head.blocks:
+                self._head_block(block, head, heads.get(block.block.name, ()), opening)
+            for rule in tails:
+                self._tail(item.texts[-1], rule)
+
+    def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
+        for rule in rules:
+            if rule.spec.inside is None:
+                self._search(item.texts[0], [rule])
+            else:
+                for block in head.blocks:
+                    if block.block.name == rule.spec.inside:
+                        self._search(block.text, [rule], block.found.start, block.found.end)
+
+    def _head_block(self, block: HeadBlock, head: Head, rules: Iterable[Rule], opening: Item) -> None:
+        fitting = [rule for rule in rules if not rule.spec.has or fits(block.found.value, dict(rule.spec.has))]
+        # The client's block and the user's copy of it stand in a row: nobody can tell which is whose.
+        if block.block.name in head.doubled:
+            fitting = [rule for rule in fitting if rule.spec.keys]
+        if fitting:
+            self._act((fitting, block.found), block.text, block.end, opening)
+
+    def _tail(self, text: Text, rule: Rule) -> None:
+        value = text.value
+        for pattern in rule.block.patterns:
+            pos = value.rfind(pattern.head)
+            if pos > 0 and value[pos - 1] == "\n":
+                found = pattern.match(value, pos)
+                if found is not None and not value[found.end :].strip():
+                    # The blank line in front of the block goes with it.
+                    start = len(value[:pos].rstrip("\r\n"))
+                    whole = Found(start, len(value), (start, len(value)), found.json, found.value)
+                    self._act(([rule], whole if found.target == (found.start, found.end) else found), text, len(value))
+                    return
+
+    def _search(self, text: Text, rules: Sequence[Rule], begin: int = 0, end: int | None = None) -> None:
+        """
+        Search one text for the blocks of rules; rules that share a block act together.
+        """
+        stop = len(text.value) if end is None else end
+        matches = [
+            (found.start, -found.end, order, rule, found)
+            for order, rule in enumerate(rules)
+            for found in _occurrences(text.value, rule.spec, rule.block.patterns, begin, stop)
+            if not rule.spec.has or fits(found.value, dict(rule.spec.has))
+        ]
+        matches.sort(key=lambda match: match[:3])
+        groups: list[Group] = []
+        for _, _, _, rule, found in matches:
+            if groups and rule.spec.keys and _same_span(groups[-1][1], found) and groups[-1][0][-1].spec.keys:
+                groups[-1][0].append(rule)
+            elif not (groups and groups[-1][0][-1] is rule and _same_span(groups[-1][1], found)):
+                groups.append(([rule], found))
+        for group in groups:
+            self._act(group, text, group[1].end)
+
+    def _act(self, group: Group, text: Text, end: int, opening: Item | None = None) -> None:
+        rules, found = group
+        keyed = [rule for rule in rules if rule.spec.keys]
+        if keyed and found.json is not None:
+            self._cut_keys(keyed, text, found.json[0])
+        for rule in rules:
+            if not rule.spec.keys:
+                self._act_whole(rule, text, found, end, opening)
+
+    def _cut_keys(self, rules: list[Rule], text: Text, start: int) -> None:
+        """
+        Cut the keys of all rules at once: which separators go depends on all of them.
+        """
+        acting = [rule for rule in rules if rule.spec.action != "observe"]
+        try:
+            cuts = cut_keys(text.value, start, {key for rule in acting for key in rule.spec.keys})
+            found = cut_keys(text.value, start, {key for rule in rules for key in rule.spec.keys})
+        except NotJson:
+            return
+        if acting:
+            self.findings.ops += [Op(text, first, last, "", "", acting[0], counted=False) for first, last in cuts.spans]
+        for rule in rules:
+            counts = cuts if rule in acting else found
+            n = sum(counts.counts[key] for key in rule.spec.keys)
+            if n:
+                self.findings.done.append((rule, text.path, n))
+            if rule in acting and "message_id" in rule.spec.keys:
+                self.findings.message_ids += cuts.counts["message_id"]
+            if rule.spec.action in ("sticky", "tail"):
+                for key in rule.spec.keys:
+                    if key in cuts.values:
+                        self._append(rule, plain(cuts.values[key]))
+
+    def _append(self, rule: Rule, value: str) -> None:
+        pattern = rule.spec.text or "{value}"
+        self.findings.appends.append(Append(rule, "\n\n" + pattern.replace("{value}", value)))
+
+    def _act_whole(self, rule: Rule, text: Text, found: Found, end: int, opening: Item | None) -> None:
+        spec = rule.spec
+        start, stop = found.target
+        whole = (start, stop) == (found.start, found.end)
+        op = Op(text, start, end if whole else stop, "", "", rule)
+        match spec.action:
+            case "observe":
+                self.findings.done.append((rule, text.path, 1))
+                return
+            case "constant":
+                if op.live == spec.constant:
+                    return
+                op.new = op.bare = spec.constant
+            case "freeze":
+                number = self._seen.get(rule.name, 0)
+                self._seen[rule.name] = number + 1
+                op.key = f"{rule.name}#{number}"
+                op.new, op.bare = None, f"\0{rule.name}\0"
+            case "coarsen":
+                if spec.text:
+                    self._append(rule, text.value[found.start : found.end])
+            case "tail" | "sticky":
+                # All of the block leaves its place; what arrives is the block, or its target in the words of the rule.
+                op.start, op.end = found.start, end
+                if not (spec.unless_in_first_user and opening is not None and _stands_in(opening, text, found)):
+                    block = text.value[found.start : found.end].strip("\r\n")
+                    self._append(rule, text.value[start:stop] if spec.text else block)
+            case _:
+                pass
+        self.findings.ops.append(op)
+
+
+def _same_span(one: Found, other: Found) -> bool:
+    return (one.start, one.end) == (other.start, other.end)
+
+
+def _stands_in(opening: Item, holder: Text, found: Found) -> bool:
+    """
+    Tell whether the target of a block stands in the first user item, outside that block.
+    """
+    target = holder.value[found.target[0] : found.target[1]]
+    for text in opening.texts:
+        value = text.value
+        if text is holder:
+            value = value[: found.start] + "\0" + value[found.end :]
+        if target in value:
+            return True
+    return False
+
+
+def _first_target(patterns: Iterable[Pattern], text: str) -> str:
+    for pattern in patterns:
+        for found in pattern.search(text, 0, len(text), anywhere=True):
+            return text[found.target[0] : found.target[1]]
+    return ""
+
+
+def _occurrences(text: str, spec: RuleSpec, patterns: Iterable[Pattern], begin: int, end: int) -> Iterator[Found]:
+    """
+    Find the matches of a pattern that is searched for.
+    """
+    for pattern in patterns:
+        if spec.at == "start":
+            found = pattern.match(text, begin)
+            if found is not None and found.end <= end:
+                yield found
+        else:
+            yield from pattern.search(text, begin, end, anywhere=spec.at == "any")
+
+
+def _tool_texts(tools: Any) -> Iterator[Text]:
+    """
+    Yield the descriptions of tools, in whichever form the dialect has.
+    """
+    if not isinstance(tools, list):
+        return
+    for index, tool in enumerate(tools):
+        if isinstance(tool, dict):
+            path: JsonPath = ("tools", index)
+            holder = tool
+            if isinstance(tool.get("function"), dict):
+                holder, path = tool["function"], (*path, "function")
+            if type(holder.get("description")) is str:
+                yield Text((*path, "description"), holder["description"])
