@@ -29,7 +29,7 @@ from kvstack.errors import AlreadyRunning, ConfigError, KvstackError, NotReady, 
 from kvstack.llama.answers import AnswerTap
 from kvstack.llama.command import Command, child_environment, server_argv
 from kvstack.llama.log import LogReader
-from kvstack.process.identity import ProcessIdentity, identify, is_alive, sweep
+from kvstack.process.identity import ProcessIdentity, identify, is_alive, port_owners, sweep
 from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
@@ -272,19 +272,25 @@ class Stack:
         self._run_dir.clear()
 
     def _bind(self) -> socket.socket:
-        proxy = self._plan.config.proxy
+        config = self._plan.config
+        if not config.attached:
+            self._take(config.server.host, config.server.port, "server").close()
+        return self._take(config.proxy.host, config.proxy.port, "proxy")
+
+    def _take(self, host: str, port: int, section: str) -> socket.socket:
         try:
-            return bind(proxy.host, proxy.port)
+            return bind(host, port, section)
         except PortTaken:
+            owners = port_owners(port) or set()
             for name in names():
                 run = RunDir(name).read()
-                if run is None or run.proxy_url.rpartition(":")[2] != str(proxy.port):
+                if run is None or not owners & {run.pid, run.server_pid}:
                     continue
                 if is_alive(ProcessIdentity(run.pid, run.started_s)):
                     raise AlreadyRunning(
-                        f"The proxy's port {proxy.port} is held by the stack {name!r}",
+                        f"The {section}'s port {port} is held by the stack {name!r}",
                         f"pid {run.pid}, {run.proxy_url}, {run.config_path}",
-                        f"End it with `kvstack down {name}`, or choose another port: `--set proxy.port=...`.",
+                        f"End it with `kvstack down {name}`, or choose another port: `--set {section}.port=...`.",
                     ) from None
             raise
 

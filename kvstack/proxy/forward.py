@@ -39,6 +39,7 @@ Strip = Callable[[bytes, str, list[tuple[str, str]]], Stripped]
 """Applies the rules: body, path, header pairs."""
 
 RETRY_AFTER_S = 5
+RETRY_S = 0.1
 
 # RFC 9110, section 7.6.1, and the headers that HTTP libraries still treat alike.
 _HOP_BY_HOP = frozenset(
@@ -228,27 +229,43 @@ class Forward:
     async def _answer(
         self, scope: Scope, send: Send, api: str | None, body: bytes, number: int | None, progress: _Progress
     ) -> None:
-        if api is not None and not await self._wait_ready(self._ready_timeout_s):
-            progress.status = 503
-            await self._reply_error(scope, send, api, 503, "the llama-server is not ready yet, try again later")
-            return
-        if number is not None:
-            self._publish(RequestForwarded(time.time(), number))
         target = scope.get("raw_path") or scope["path"].encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
-        try:
-            async with self._upstream.open(scope["method"], target, _upstream_headers(scope, api), body) as stream:
-                progress.status = stream.status
-                await self._relay(scope, send, api, stream, number, progress)
-        except UpstreamError as error:
-            progress.error = str(error)
-            if not progress.answering:
-                progress.status = 502 if error.reached else 503
-                happened = "broke off" if error.reached else "cannot be reached"
-                await self._reply_error(scope, send, api, progress.status, f"the llama-server {happened}: {error}")
-            # Else the head is out already: ending here without a last piece makes the server close the connection,
-            # which tells the client that the answer is not whole.
+        headers = _upstream_headers(scope, api)
+        deadline = time.monotonic() + self._ready_timeout_s
+        while True:
+            if api is not None and not await self._wait_ready(max(0.0, deadline - time.monotonic())):
+                progress.status = 503
+                await self._reply_error(scope, send, api, 503, "the llama-server is not ready yet, try again later")
+                return
+            if number is not None:
+                self._publish(RequestForwarded(time.time(), number))
+            try:
+                async with self._upstream.open(scope["method"], target, headers, body) as stream:
+                    progress.status = stream.status
+                    await self._relay(scope, send, api, stream, number, progress)
+                    return
+            except UpstreamError as error:
+                if not error.reached and api is not None and time.monotonic() < deadline:
+                    # It died a moment ago and nobody has noticed yet.  The server never saw this request, so it may
+                    # be sent again; one that was seen may be what killed it.
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                await self._reply_broken(scope, send, api, error, progress)
+                return
+
+    async def _reply_broken(
+        self, scope: Scope, send: Send, api: str | None, error: UpstreamError, progress: _Progress
+    ) -> None:
+        progress.error = str(error)
+        if progress.answering:
+            # The head is out already: ending here without a last piece makes the server close the connection, which
+            # tells the client that the answer is not whole.
+            return
+        progress.status = 502 if error.reached else 503
+        happened = "broke off" if error.reached else "cannot be reached"
+        await self._reply_error(scope, send, api, progress.status, f"the llama-server {happened}: {error}")
 
     async def _relay(
         self, scope: Scope, send: Send, api: str | None, stream: Stream, number: int | None, progress: _Progress

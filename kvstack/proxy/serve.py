@@ -23,9 +23,14 @@ __all__ = ["ProxyServer", "bind"]
 KEEP_ALIVE_S = 75
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, section: str = "proxy") -> socket.socket:
     """
-    Take the proxy's port now, so that a busy one fails in milliseconds instead of after the model's load.
+    Take a port now, so that a busy one fails in milliseconds instead of after the model's load.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; 0 for any free one.
+        section: Whose port it is, `proxy` or `server`, as the config names it.
 
     Raises:
         PortTaken: Somebody listens there already.
@@ -37,7 +42,9 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
     except OSError as error:
         raise KvstackError(
-            "The proxy's address cannot be used", f"proxy.host = {host!r}: {error}", "Set proxy.host to 127.0.0.1."
+            f"The {section}'s address cannot be used",
+            f"{section}.host = {host!r}: {error}",
+            f"Set {section}.host to 127.0.0.1.",
         ) from None
     listener = socket.socket(family, kind, protocol)
     try:
@@ -50,14 +57,14 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno in {errno.EADDRINUSE, getattr(errno, "WSAEADDRINUSE", errno.EADDRINUSE)}:
             raise PortTaken(
-                f"The proxy's port {port} is taken by another program",
+                f"The {section}'s port {port} is taken by another program",
                 f"{host}:{port}: {error.strerror}",
-                "End that program, or choose another port: `--set proxy.port=...`.",
+                f"End that program, or choose another port: `--set {section}.port=...`.",
             ) from None
         raise KvstackError(
-            "The proxy's port cannot be opened",
+            f"The {section}'s port cannot be opened",
             f"{host}:{port}: {error.strerror}",
-            "Set proxy.host to an address of this machine, and proxy.port to one above 1023.",
+            f"Set {section}.host to an address of this machine, and {section}.port to one above 1023.",
         ) from None
     return listener
 

@@ -73,10 +73,10 @@ class StubUpstream:
 
 
 @asynccontextmanager
-async def run_stub(handler: Handler) -> AsyncIterator[StubUpstream]:
-    """Run a stub on a free loopback port."""
+async def run_stub(handler: Handler, port: int = 0) -> AsyncIterator[StubUpstream]:
+    """Run a stub on a loopback port, a free one by default."""
     stub = StubUpstream(handler)
-    server = await asyncio.start_server(stub.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(stub.serve, "127.0.0.1", port)
     stub.port = server.sockets[0].getsockname()[1]
     try:
         yield stub

@@ -83,12 +83,14 @@ async def proxy(
     wait_ready: Callable[[float], object] = always_ready,
     max_body_bytes: int = 1_000_000,
     cors_origins: tuple[str, ...] = (),
+    ready_timeout_s: float = 0.2,
+    upstream_port: int | None = None,
 ) -> AsyncIterator[Running]:
     """Serve the real application on a free port."""
     events: list[Event] = []
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    target = stub.port if stub is not None else _closed_port()
+    target = stub.port if stub is not None else upstream_port or _closed_port()
     upstream = Upstream(f"http://127.0.0.1:{target}")
     forward = Forward(
         upstream,
@@ -96,7 +98,7 @@ async def proxy(
         wait_ready,  # type: ignore[arg-type]
         events.append,
         max_body_bytes=max_body_bytes,
-        ready_timeout_s=0.2,
+        ready_timeout_s=ready_timeout_s,
         cors_origins=cors_origins,
     )
     stack = FakeStack()
@@ -351,6 +353,30 @@ async def test_a_server_that_is_not_there_is_a_503_in_the_clients_dialect(path: 
         assert (data["type"], data["error"]["type"]) == ("error", "overloaded_error")
 
 
+async def test_a_request_that_the_server_never_saw_is_sent_again() -> None:
+    """A server that has just died and is being restarted: the client waits and is answered."""
+    port = _closed_port()
+    async with proxy(None, upstream_port=port, ready_timeout_s=5.0) as running:
+        asking = asyncio.ensure_future(exchange(running.port, http("POST", CHAT, BODY)))
+        await asyncio.sleep(0.3)
+        async with run_stub(answer(b'{"late": 1}'), port) as stub:
+            status, _, body = await asking
+            assert (status, body, stub.connections) == (200, b'{"late": 1}', 1)
+
+
+async def test_a_request_that_the_server_saw_is_not_sent_again() -> None:
+    """It may be the very request that kills the server."""
+
+    async def hang_up(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with run_stub(hang_up) as stub, proxy(stub, ready_timeout_s=5.0) as running:
+        status, _, body = await exchange(running.port, http("POST", CHAT, BODY))
+    assert status == 502
+    assert json.loads(body)["error"]["message"].startswith("kvstack: ")
+    assert stub.connections == 1
+
+
 async def test_a_model_request_waits_for_the_server_and_then_gets_503() -> None:
     """While the model loads, a request is not lost at once."""
     asked: list[float] = []
@@ -361,7 +387,8 @@ async def test_a_model_request_waits_for_the_server_and_then_gets_503() -> None:
 
     async with run_stub(answer(b"{}")) as stub, proxy(stub, wait_ready=never) as running:
         status, headers, _ = await exchange(running.port, http("POST", CHAT, BODY))
-    assert (status, asked) == (503, [0.2])
+    assert status == 503
+    assert asked == [pytest.approx(0.2, abs=0.05)]
     assert ("retry-after", "5") in headers
     assert stub.connections == 0
 
