@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.text import Text
 
 from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, Snapshot
+from kvstack.core.snapshot import RequestRow, ServerView, Snapshot
 from kvstack.terminal import figures
 from kvstack.terminal.figures import one_line
 from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, sparkline
@@ -160,9 +160,7 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     """What runs (model, device) and how it is (context, memory, warm prefix): one line if there is room, else two."""
     server, warm = snapshot.server, snapshot.warmup
     model = one_line(server.model or "model not known").replace("\\", "/").rpartition("/")[2]
-    device = " ".join(one_line(word) for word in (server.device, server.device_name) if word) or "device not known"
-    if server.layers_total:
-        device += f" {server.layers_offloaded or 0}/{server.layers_total} layers"
+    device = _device_words(server)
     slots = f" x {server.slots} slots" if server.slots and server.slots > 1 else ""
     state: list[tuple[str, str]] = [
         (f"ctx {figures.tokens(server.ctx_per_slot)}{slots}", ""),
@@ -188,6 +186,17 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     if what.cell_len + how.cell_len + 2 <= width:
         return [what + piece(f" {glyphs.separator}", "dim") + how]
     return [what, how]
+
+
+def _device_words(server: ServerView) -> str:
+    words = " ".join(one_line(word) for word in (server.device, server.device_name) if word)
+    if not words:
+        # Without a device the line "offloaded 3/3 layers" is printed too: only where the buffers are tells.
+        places = {key.rpartition(" ")[2] for key in server.buffers if key.startswith("model ")}
+        return " + ".join(sorted(one_line(place) for place in places)) if places else "device not known"
+    if server.layers_total:
+        words += f" {server.layers_offloaded or 0}/{server.layers_total} layers"
+    return words
 
 
 def _joined(pieces: Sequence[tuple[str, str]], glyphs: Glyphs) -> Text:

@@ -10,6 +10,7 @@ import unicodedata
 __all__ = [
     "UNKNOWN",
     "clock_time",
+    "count",
     "duration",
     "elapsed_clock",
     "memory",
@@ -56,10 +57,12 @@ def percent(value: float | None) -> str:
 
 def seconds(milliseconds: float | None) -> str:
     """
-    A short span in at most six characters: `8ms`, `0.24s`, `39.1s`, `412s`, `27m`.
+    A short span in at most five characters: `0.3ms`, `53ms`, `0.24s`, `39.1s`, `412s`, `27m`.
     """
     if milliseconds is None:
         return UNKNOWN
+    if 0 < milliseconds < 9.95:
+        return f"{milliseconds:.1f}ms"
     if milliseconds < 99.5:
         return f"{milliseconds:.0f}ms"
     value = milliseconds / 1000
@@ -74,11 +77,23 @@ def seconds(milliseconds: float | None) -> str:
 
 def rate(tokens_per_s: float | None) -> str:
     """
-    A speed in tokens per second, in at most five characters: `41.2`, `1204`.
+    A speed in tokens per second, in at most four characters: `41.2`, `1204`, `38k`.
     """
     if tokens_per_s is None:
         return UNKNOWN
-    return f"{tokens_per_s:.1f}" if tokens_per_s < 999.95 else f"{tokens_per_s:.0f}"
+    if tokens_per_s < 99.95:
+        return f"{tokens_per_s:.1f}"
+    return f"{tokens_per_s:.0f}" if tokens_per_s < 9999.5 else f"{min(tokens_per_s / 1000, 999):.0f}k"
+
+
+def count(number: int, width: int) -> str:
+    """
+    A count in a narrow place: a dash for none, thousands where it would not fit: `3`, `12k`.
+    """
+    if not number:
+        return UNKNOWN
+    text = str(number)
+    return text if len(text) <= width else f"{number // 1000}k"
 
 
 def duration(span_s: float) -> str:

@@ -101,9 +101,9 @@ def _columns(count: int) -> tuple[Column, ...]:
         Column("prefill", 7, 3, lambda row: figures.seconds(row.prefill_ms)),
         Column("TTFT", 5, 5, lambda row: figures.seconds(row.ttft_ms)),
         Column("out", count, 9, lambda row: _count(row.generated_tokens, count)),
-        Column("tok/s", 5, 5, lambda row: figures.rate(row.decode_tokens_per_s)),
-        Column("ids", 3, 6, lambda row: str(row.msg_ids_removed) if row.msg_ids_removed else figures.UNKNOWN),
-        Column("ts", 2, 6, lambda row: str(row.ts_removed) if row.ts_removed else figures.UNKNOWN),
+        Column("t/s", 4, 5, lambda row: figures.rate(row.decode_tokens_per_s)),
+        Column("ids", 3, 6, lambda row: figures.count(row.msg_ids_removed, 3)),
+        Column("ts", 3, 6, lambda row: figures.count(row.ts_removed, 3)),
         Column("verdict", 9, 1, _verdict, "left"),
     )
 

@@ -127,7 +127,7 @@ def test_every_figure_of_a_request_has_its_place(size: tuple[int, int]) -> None:
     mine = next(line for line in lines if line.split()[:1] == ["20:44:11"])
     for title, text in {
         "time": "20:44:11", "api": "resp", "prompt": "18,660", "cached": "2,480", "new": "16,180", "sim_best": "0.151",
-        "prefill": "34.5s", "TTFT": "34.5s", "tok/s": "40.8", "ids": "3", "ts": "1", "verdict": "PARTIAL",
+        "prefill": "34.5s", "TTFT": "34.5s", "t/s": "40.8", "ids": "3", "ts": "1", "verdict": "PARTIAL",
     }.items():  # fmt: skip
         left = heading.index(title)
         right = left + len(title)

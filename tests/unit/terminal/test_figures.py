@@ -17,6 +17,8 @@ from kvstack.terminal import figures
     [
         (None, "-"),
         (0, "0ms"),
+        (0.31, "0.3ms"),
+        (9.96, "10ms"),
         (53.25, "53ms"),
         (99.4, "99ms"),
         (99.6, "0.10s"),
@@ -38,6 +40,21 @@ def test_seconds(milliseconds: float | None, text: str) -> None:
 def test_seconds_fit_their_column(milliseconds: float) -> None:
     """No span up to a thousand hours needs more than five characters."""
     assert len(figures.seconds(milliseconds)) <= 5
+
+
+@pytest.mark.parametrize(
+    ("speed", "text"),
+    [(None, "-"), (41.25, "41.2"), (99.96, "100"), (1204.4, "1204"), (38_835.0, "39k"), (1e9, "999k")],
+)
+def test_rate(speed: float | None, text: str) -> None:
+    """A speed has the figures that four characters can hold."""
+    assert figures.rate(speed) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "-"), (7, "7"), (999, "999"), (1000, "1k"), (12_345, "12k")])
+def test_count(number: int, text: str) -> None:
+    """A count fits three characters."""
+    assert figures.count(number, 3) == text
 
 
 @pytest.mark.parametrize(
