@@ -106,6 +106,7 @@ def fold(join: Join, fact: facts.LogFact, rows: Sequence[RequestRow], *, warming
                 how=fact.how,
                 similarity_ratio=fact.similarity_ratio,
                 keep_ratio=fact.keep_ratio,
+                **({} if fact.lcp_tokens is None else {"lcp_tokens": fact.lcp_tokens}),
             )
             # Comparisons with the slots that were not chosen say nothing of the next task.
             return replace(join, pending={fact.slot: join.pending[fact.slot]})
@@ -352,7 +353,7 @@ def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
         prefill_ms=answer.prefill_ms if answer.prefill_ms is not None else task.prefill_ms,
         decode_ms=decode_ms,
         decode_tokens_per_s=_speed(speed, generated, decode_ms),
-        lcp_similarity_ratio=task.similarity_ratio if task.how == "lcp" else None,
+        lcp_similarity_ratio=task.similarity_ratio,
         slot=task.slot,
         task=task.task,
         processed_tokens=task.processed_tokens,

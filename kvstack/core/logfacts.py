@@ -74,7 +74,7 @@ class SlotSelected:
     """
     A slot was chosen for the next task; its id comes with the next `TaskLaunched` of the slot.
 
-    `lcs` is the form of 2025: a common subsequence, so that its figure is no prefix and cannot be compared.
+    `lcs` is the form of 2025, which called the common prefix so.
     """
 
     slot: int
@@ -82,6 +82,8 @@ class SlotSelected:
     similarity_ratio: float | None = None
     threshold_ratio: float | None = None
     keep_ratio: float | None = None
+    """Share of the slot's own tokens that the prompt begins with."""
+    lcp_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

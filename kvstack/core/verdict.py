@@ -131,7 +131,7 @@ class _Reuse:
             return None if ratio is None else round(ratio * self.prompt)
         if task.lcp_tokens is not None:
             return min(task.lcp_tokens, self.prompt)
-        if task.how == "lcp" and task.similarity_ratio is not None:
+        if task.how in {"lcp", "lcs"} and task.similarity_ratio is not None:
             return round(task.similarity_ratio * self.prompt)
         return None
 

@@ -107,4 +107,5 @@ class LineSplitter:
     def _finish(self, lines: list[str]) -> None:
         text = clean_line(self._partial.decode("utf-8", errors="replace"))
         self._partial.clear()
-        lines.extend(split_glued(text) if text else [""])
+        # Inside a JSON line a record is not glued but wrapped.
+        lines.extend([text] if not text or text[0] == "{" else split_glued(text))

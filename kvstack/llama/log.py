@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvstack.core.logfacts import LogFact, UnknownRecord
-from kvstack.llama.lines import LineSplitter, clean_line
+from kvstack.llama.lines import LineSplitter, clean_line, split_glued
 from kvstack.llama.logpattern import Pattern, index
 from kvstack.llama.logtable import BARE, LOADING, SERVER, SLOT, TIMING
 
@@ -88,9 +88,9 @@ class LogReader:
                 if unwrapped is not None:
                     level, message = unwrapped
                     record, *more = message.split("\n")
-                    text = clean_line(record)
-                    lines.append(text)
-                    self._record(text, facts, level)
+                    for text in split_glued(clean_line(record)):
+                        lines.append(text)
+                        self._record(text, facts, level)
                     lines.extend(clean_line(line) for line in more if line)
                     for line in more:
                         self._continuation(line, facts)

@@ -132,6 +132,13 @@ SERVER: tuple[Pattern, ...] = (
     ),
     pattern(
         "warning",
+        "the slot context (<INT>) exceeds the training context <*>",
+        _warned,
+        "2025 on",
+        "the slot context (131072) exceeds the training context of the model (32768) - capping",
+    ),
+    pattern(
+        "warning",
         "ctx_shift is not supported by <*>",
         _warned,
         "2025 on",

@@ -13,12 +13,13 @@ from kvstack.llama.logpattern import Make, Pattern, amount, pattern, ratio
 __all__ = ["TASKS", "TIMING"]
 
 
-def _selected(how: Literal["lcp", "lcs", "lru", "id"], *groups: int) -> Make:
+def _selected(how: Literal["lcp", "lru", "id"], *groups: int) -> Make:
     # Groups of similarity, threshold and keep, as far as the form has them.
     def make(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact:
-        values = [ratio(m.group(group)) for group in groups]
-        values += [None] * (3 - len(values))
-        return facts.SlotSelected(slot, how, *values)
+        similarity, threshold, keep = (
+            ratio(m.group(groups[place])) if place < len(groups) else None for place in range(3)
+        )
+        return facts.SlotSelected(slot, how, similarity, threshold, keep)
 
     return make
 
@@ -144,16 +145,26 @@ TASKS: tuple[Pattern, ...] = (
         "selected slot by LCP similarity, f_sim_best = 0.970 (> 0.100 thold), keep = 0.993",
     ),
     pattern(
-        "slot by common subsequence",
+        "slot by LCP similarity",
+        "selected slot by LCP similarity, <*>sim_best = <NUM> (> <NUM> thold)",
+        _selected("lcp", 1, 2),
+        "any build that leaves out what is kept",
+        "selected slot by LCP similarity, sim_best = 0.273 (> 0.100 thold)",
+    ),
+    pattern(
+        "slot by common tokens",
         "selected slot by lcs similarity, lcs_len = <INT>, similarity = <NUM> (> <NUM> thold)",
-        _selected("lcs", 2, 3),
+        lambda m, slot, task: facts.SlotSelected(
+            slot, "lcs", ratio(m.group(2)), ratio(m.group(3)), lcp_tokens=int(m.group(1))
+        ),
         "September 2025",
         "selected slot by lcs similarity, lcs_len = 2894, similarity = 0.958 (> 0.100 thold)",
     ),
     pattern(
-        "slot by common subsequence",
+        "slot by common tokens",
         "selected slot by lcs similarity, lcs_len = <INT>, similarity = <NUM>",
-        _selected("lcs", 2),
+        # Here the figure is the share of the slot's own tokens, which later builds call f_keep.
+        lambda m, slot, task: facts.SlotSelected(slot, "lcs", keep_ratio=ratio(m.group(2)), lcp_tokens=int(m.group(1))),
         "to August 2025, debug level",
         "selected slot by lcs similarity, lcs_len = 2894, similarity = 0.958029",
     ),
@@ -265,6 +276,20 @@ TASKS: tuple[Pattern, ...] = (
         _decoding,
         "b9246 to b10331",
         "n_decoded =    100, tg =  20.00 t/s, tg_3s =  19.87 t/s",
+    ),
+    pattern(
+        "decode progress",
+        "n_decoded = <INT>, n_remaining = <*>",
+        None,
+        "debug level",
+        "n_decoded = 3, n_remaining = 5, next token:    11 'a'",
+    ),
+    pattern(
+        "decode progress",
+        "n_decoded = <INT>",
+        lambda m, slot, task: None if task is None else facts.DecodeProgressed(slot, task, int(m.group(1))),
+        "some builds, at the first token",
+        "n_decoded = 1",
     ),
     pattern(
         "decode progress",
