@@ -362,6 +362,8 @@ def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
 
 
 def _speed(said: float | None, generated: int | None, ms: float | None) -> float | None:
+    if generated is not None and generated <= 1:
+        return None  # the first token comes with the prefill: no time was measured
     if said is not None:
         return said
     return generated * 1000.0 / ms if generated and ms else None
