@@ -1,0 +1,213 @@
+"""
+Failure messages of llama-server, its Vulkan backend, the GPU driver and the kernel, with their remedies.
+
+A table: the first entry that matches a line speaks for it, and each entry speaks once, with the last line that shows
+it.  Most of these were collected on machines with one memory for CPU and GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvstack.core import logfacts
+from kvstack.llama.doctor.facts import Facts, Finding, Severity
+
+__all__ = ["CHECKS", "FAILURES", "Failure"]
+
+EVIDENCE_CHARACTERS = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """
+    One kind of failure.
+
+    Attributes:
+        code: Of the finding.
+        pattern: What shows it, anywhere in a line.
+        what: One sentence.
+        remedy: What to do.
+        severity: How much it matters.
+    """
+
+    code: str
+    pattern: re.Pattern[str]
+    what: str
+    remedy: str
+    severity: Severity = Severity.ERROR
+
+
+def _failure(code: str, pattern: str, what: str, remedy: str, severity: Severity = Severity.ERROR) -> Failure:
+    return Failure(code, re.compile(pattern), what, remedy, severity)
+
+
+FAILURES: tuple[Failure, ...] = (
+    _failure(
+        "gpu-memory-limit",
+        r"Not enough memory for command submission|amdgpu_vm_validate\(\) failed",
+        "The GPU reached the limit of memory that the kernel lets it use, or RAM was full",
+        "Raise ttm.pages_limit, end other models, lower server.cache_ram_mib; with a small GTT only, set "
+        "server.no_mmap = false.",
+    ),
+    _failure(
+        "gpu-lost",
+        r"ErrorDeviceLost|DeviceLostError|device lost on|CS has been cancelled because the context is lost"
+        r"|ring \S+ timeout|device wedged",
+        "The GPU was lost: its driver reset it in the middle of the work",
+        "Kernel 7.x: amdgpu.lockup_timeout=10000,60000,10000,10000. Then server.ubatch_size = 256 or 128, no "
+        "speculation. Restart the process: requests after the reset fail too.",
+    ),
+    _failure(
+        "ram-exhausted",
+        r"Failed to allocate a buffer",
+        "The GPU driver found no RAM for a buffer",
+        "Lower server.cache_ram_mib or server.ctx_size; keep MemAvailable - CmaFree above 4 GiB.",
+    ),
+    _failure(
+        "buffer-too-large",
+        r"exceeds device (?:buffer size|memory allocation) limit",
+        "One buffer is larger than the driver gives in one piece (4 GiB RADV, 2 GiB AMD's own driver)",
+        'Set server.flash_attn = "on" and a smaller server.ubatch_size; leave the GGML_VK_FORCE variables alone.',
+    ),
+    _failure(
+        "weights-allocation",
+        r"unable to allocate \S+ buffer",
+        "There was no room for the weights",
+        "Use a smaller quantisation, or give the GPU more memory.",
+    ),
+    _failure(
+        "kv-allocation",
+        r"failed to allocate buffer for kv cache",
+        "There was no room for the KV cache",
+        "Lower server.ctx_size, or set server.cache_type_k and cache_type_v to q8_0.",
+    ),
+    _failure(
+        "state-allocation",
+        r"failed to allocate buffer for rs cache",
+        "There was no room for the recurrent state",
+        "Set server.parallel = 1.",
+    ),
+    _failure(
+        "compute-allocation",
+        r"failed to allocate compute (?:pp )?buffers",
+        "There was no room for the compute buffers",
+        "Lower server.ubatch_size.",
+    ),
+    _failure(
+        "gpu-memory-full",
+        r"Device memory allocation of size \d+ failed|OutOfDeviceMemory",
+        "The GPU's memory is full; on Windows this may be the 64 GB ceiling of an older driver",
+        "Use a smaller quantisation or context, another carve-out, or a driver of September 2026 or newer.",
+    ),
+    _failure(
+        "read-error",
+        r"read error: Bad address",
+        "This build cannot read a model without mapping it (a fault of builds around b7554 to b7574)",
+        "Use a newer build.",
+    ),
+    _failure(
+        "mlock-failed",
+        r"failed to mlock|Try increasing RLIMIT_MEMLOCK",
+        "The model could not be locked in memory",
+        "Remove --mlock (or --load-mode mlock) from server.extra_args.",
+        Severity.WARNING,
+    ),
+    _failure(
+        "no-vulkan-device",
+        r"ggml_vulkan: No devices found",
+        "The Vulkan backend found no GPU",
+        "Install the driver; put this user into the groups render and video; in a container pass /dev/dri and the "
+        "groups by number.",
+    ),
+    _failure(
+        "killed-by-kernel",
+        r"Out of memory: Killed process \d+ \(llama|oom-kill:.*llama|oom_reaper: reaped process \d+ \(llama",
+        "The kernel ended llama-server because memory ran out",
+        "Lower server.cache_ram_mib, server.ctx_checkpoints or server.ctx_size, or end other programs.",
+    ),
+    _failure(
+        "draft-model-memory",
+        r"\[spec\] failed to measure draft model memory",
+        "The memory of the draft model could not be measured",
+        "Set server.fit = false.",
+        Severity.WARNING,
+    ),
+    _failure(
+        "processor-mismatch",
+        r"AMX is not ready to be used",
+        "This llama-server was built for another processor and dies with an illegal instruction",
+        "Use a generic build, or one compiled on this machine.",
+    ),
+    _failure(
+        "model-damaged",
+        r"data is not within the file bounds|model is corrupted or incomplete",
+        "The model file is cut off",
+        "Compare its size with the one where you have it from, and download it again.",
+    ),
+    _failure(
+        "port-in-use",
+        r"couldn't bind (?:HTTP server socket|to server socket)",
+        "llama-server's port was taken",
+        "End the program that holds it, or set server.port to a free one.",
+    ),
+    _failure(
+        "invalid-device",
+        r"invalid device: ",
+        "llama-server has no device of that name",
+        "Set server.device to one that --list-devices names.",
+    ),
+    _failure(
+        "unknown-argument",
+        r"error: (?:invalid|unknown) argument: ",
+        "llama-server does not know an argument",
+        "Remove it from server.extra_args, or use a build that has it.",
+    ),
+    _failure(
+        "no-tls",
+        r"HTTPS is not supported",
+        "This llama-server cannot download models: it was built without TLS",
+        "Download the file yourself and set server.model.",
+    ),
+    _failure(
+        "reuse-unsupported",
+        r"cache_reuse is not supported by",
+        "Chunk reuse does not work with this model and was switched off",
+        "Remove --cache-reuse from server.extra_args.",
+        Severity.NOTE,
+    ),
+)
+"""All known failures, the special before the general."""
+
+
+def failure_lines(facts: Facts) -> Iterator[Finding]:
+    """What the logs say went wrong."""
+    shown: dict[str, tuple[Failure, str]] = {}
+    for line in facts.lines:
+        for failure in FAILURES:
+            if failure.pattern.search(line):
+                shown[failure.code] = (failure, line.strip())
+                break
+    for failure, line in shown.values():
+        yield Finding(failure.code, failure.severity, failure.what, line[:EVIDENCE_CHARACTERS], failure.remedy)
+
+
+def full_reprocessing(facts: Facts) -> Iterator[Finding]:
+    """Whole prompts were evaluated again although a slot matched."""
+    count = len(facts.logged(logfacts.FullReprocess))
+    if not count:
+        return
+    kind = facts.shape.kind if facts.shape is not None else "hybrid or sliding-window"
+    yield Finding(
+        "full-reprocessing",
+        Severity.WARNING,
+        f"{count} prompts were evaluated as a whole although a slot held their beginning",
+        f"log: forcing full prompt re-processing; a {kind} model goes back to checkpoints only, and there are none "
+        "inside the system prompt and tools",
+        "See `kvstack status` for what changed in the prompts; this is no fault of the hardware.",
+    )
+
+
+CHECKS = (failure_lines, full_reprocessing)
+"""The checks of this module."""

@@ -1,0 +1,149 @@
+"""
+Gathers what the doctor looks at: memory, kernel, drivers, the model file, the server's port.
+
+Everything is read without special rights, and whatever cannot be read is unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from kvstack.llama.doctor.facts import Machine, ModelFile
+from kvstack.llama.gguf import GgufError, read_header
+from kvstack.llama.memory import ModelShape, shape_of
+from kvstack.process.models import model_parts
+
+__all__ = ["look_at_machine", "look_at_model", "port_answers", "tail"]
+
+AMD_VENDOR = "0x1002"
+CONNECT_TIMEOUT_S = 0.5
+_ICD_DIRECTORIES = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
+
+
+def look_at_machine(root: Path = Path("/")) -> Machine:
+    """
+    Look at this machine.
+
+    Args:
+        root: Where `/proc` and `/sys` are.
+    """
+    system = {"win32": "windows", "darwin": "darwin"}.get(sys.platform, "linux")
+    memory = psutil.virtual_memory()
+    if system != "linux":
+        return Machine(
+            system=system, kernel=platform.release(), ram_bytes=memory.total, available_bytes=memory.available
+        )
+    meminfo = _meminfo(root)
+    cards = list(_amd_cards(root))
+    vram = [value for value in (_number(card / "mem_info_vram_total") for card in cards) if value is not None]
+    gtt = [value for value in (_number(card / "mem_info_gtt_total") for card in cards) if value is not None]
+    lockup_timeout = _text(root / "sys/module/amdgpu/parameters/lockup_timeout")
+    return Machine(
+        system=system,
+        kernel=_text(root / "proc/sys/kernel/osrelease") or platform.release(),
+        ram_bytes=meminfo.get("MemTotal", memory.total),
+        available_bytes=meminfo.get("MemAvailable", memory.available),
+        contiguous_free_bytes=meminfo.get("CmaFree"),
+        carve_out_bytes=max(vram, default=None),
+        gtt_bytes=max(gtt, default=None),
+        lockup_timeout=lockup_timeout,
+        amd_gpu=bool(cards),
+        vulkan_drivers=tuple(_vulkan_drivers(root)),
+    )
+
+
+def look_at_model(path: Path) -> ModelFile:
+    """
+    Look at a model file: its size, its parts, its header.
+
+    Args:
+        path: Of a split model, part 1.
+    """
+    parts = model_parts(path)
+    there = [part for part in parts if part.is_file()]
+    missing = tuple(part.name for part in parts if part not in there)
+    problem: str | None = None
+    shape: ModelShape | None = None
+    sizes: list[int] = []
+    for part in there:
+        try:
+            size = part.stat().st_size
+            with part.open("rb") as file:
+                header = read_header(file.read)
+        except OSError as error:
+            problem = problem or f"cannot be read: {error.strerror or error}"
+            continue
+        except GgufError as error:
+            problem = problem or str(error)
+            continue
+        sizes.append(size)
+        if size < header.needed_bytes:
+            problem = problem or f"has {size:,} bytes, and its header says at least {header.needed_bytes:,}"
+        if part == parts[0]:
+            shape = shape_of(header)
+    return ModelFile(str(path), sum(sizes), missing, problem, shape)
+
+
+def port_answers(host: str, port: int) -> bool:
+    """
+    Whether somebody accepts connections there.
+    """
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    with contextlib.suppress(OSError), socket.create_connection((target, port), timeout=CONNECT_TIMEOUT_S):
+        return True
+    return False
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    text = _text(root / "proc/meminfo") or ""
+    return {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def _amd_cards(root: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        for card in sorted((root / "sys/class/drm").glob("card[0-9]*")):
+            device = card / "device"
+            if re.fullmatch(r"card\d+", card.name) and _text(device / "vendor") == AMD_VENDOR:
+                yield device
+
+
+def _vulkan_drivers(root: Path) -> Iterator[str]:
+    for directory in _ICD_DIRECTORIES:
+        with contextlib.suppress(OSError):
+            for path in sorted((root / directory.lstrip("/")).glob("*.json")):
+                yield f"{directory}/{path.name}"
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def tail(path: Path, limit_bytes: int = 4 * 1024 * 1024) -> bytes:
+    """
+    The last bytes of a file, from the start of a line; empty if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - limit_bytes))
+            data = file.read()
+    except OSError:
+        return b""
+    return data if size <= limit_bytes else data.partition(b"\n")[2]
