@@ -87,10 +87,12 @@ def _open_output(path: Path) -> BinaryIO:
 def _spawn(config_path: Path, overrides: Sequence[str], file: BinaryIO) -> subprocess.Popen[bytes]:
     arguments = [sys.executable, "-m", "kvstack", *(["--debug"] if output.debug() else [])]
     arguments += ["up", str(config_path), "--no-dashboard", *(f"--set={item}" for item in overrides)]
-    if sys.platform == "win32":
+    flags = 0
+    if sys.platform == "win32":  # start_new_session says nothing there
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
-        return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, creationflags=flags)
-    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    return subprocess.Popen(
+        arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, creationflags=flags
+    )
 
 
 def _living(directory: RunDir) -> RunFile | None:

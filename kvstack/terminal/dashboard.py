@@ -192,7 +192,8 @@ def _device_words(server: ServerView) -> str:
     words = " ".join(one_line(word) for word in (server.device, server.device_name) if word)
     if not words:
         # Without a device the line "offloaded 3/3 layers" is printed too: only where the buffers are tells.
-        places = {key.rpartition(" ")[2] for key in server.buffers if key.startswith("model ")}
+        # `CPU_Mapped` is memory of the CPU too.
+        places = {key.rpartition(" ")[2].partition("_")[0] for key in server.buffers if key.startswith("model ")}
         return " + ".join(sorted(one_line(place) for place in places)) if places else "device not known"
     if server.layers_total:
         words += f" {server.layers_offloaded or 0}/{server.layers_total} layers"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import signal
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstack.core.snapshot import Snapshot
-from kvstack.errors import ExitCode
+from kvstack.errors import ExitCode, KvstackError
 from kvstack.stack import Plan, Stack
 from kvstack.terminal import figures, output
 from kvstack.terminal.plain import Announcer, Line
@@ -56,18 +57,29 @@ async def _run(plan: Plan, dashboard: bool) -> int:
     begun_s = time.monotonic()
     with _Signals(stack, quiet=dashboard) as signals:
         if dashboard:
-            await _with_dashboard(stack)
+            await _with_dashboard(stack, signals)
         else:
             await _with_lines(stack)
     output.say(_farewell(stack.bus.snapshot, time.monotonic() - begun_s))
     return signals.exit_code
 
 
-async def _with_dashboard(stack: Stack) -> None:
+async def _with_dashboard(stack: Stack, signals: _Signals) -> None:
     from kvstack.terminal.live import Dashboard  # noqa: PLC0415 - plain lines need no rich
 
-    with Dashboard(lambda: stack.bus.snapshot) as drawn:
-        await stack.run()
+    drawn = Dashboard(lambda: stack.bus.snapshot)
+    code: int = ExitCode.ERROR
+    try:
+        with drawn:
+            await stack.run()
+        code = signals.exit_code
+    except KvstackError as error:
+        code = error.exit_code
+        raise
+    finally:
+        if drawn.is_stuck:
+            # Nothing of the stack is left, and nobody reads what could be said: to flush it would be to wait.
+            os._exit(code)
     if drawn.error is not None:
         output.say(f"warning: the dashboard ended early: {type(drawn.error).__name__}: {drawn.error}")
 

@@ -46,10 +46,11 @@ def in_foreground(stream: TextIO) -> bool:
     """
     if sys.platform == "win32":
         return True
-    try:
-        return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
-    except (OSError, ValueError):
-        return False
+    else:  # noqa: RET505 - so that a check for Windows knows that this is not for it
+        try:
+            return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+        except (OSError, ValueError):
+            return False
 
 
 class Dashboard:
@@ -63,12 +64,15 @@ class Dashboard:
 
     Attributes:
         error: Why drawing ended early, if it did.
+        is_stuck: Whether the terminal read nothing any more when the dashboard was closed: what is printed to it now
+            would wait for ever.
     """
 
     def __init__(
         self, read: Callable[[], Snapshot], stream: TextIO | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self.error: Exception | None = None
+        self.is_stuck = False
         self._read = read
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
@@ -87,6 +91,7 @@ class Dashboard:
         self._leave.set()
         # A terminal that reads nothing would make us wait for ever.
         self._thread.join(LEAVE_TIMEOUT_S)
+        self.is_stuck = self._thread.is_alive()
         self._quiet.close()
 
     def _draw(self) -> None:
@@ -109,26 +114,33 @@ class Dashboard:
                 self._leave.wait(INTERVAL_S)
 
 
-@contextlib.contextmanager
-def _no_echo() -> Iterator[None]:
-    """Keep typed keys from being printed into the picture; Ctrl-C works as ever."""
-    if sys.platform == "win32":
-        yield
-        return
-    import termios  # noqa: PLC0415 - not on every platform
+if sys.platform == "win32":
 
-    try:
-        descriptor = sys.stdin.fileno()
-        before = termios.tcgetattr(descriptor)
-        after = termios.tcgetattr(descriptor)
-        after[3] &= ~termios.ECHO
-        termios.tcsetattr(descriptor, termios.TCSANOW, after)
-    except (OSError, ValueError, termios.error):  # no terminal at stdin
+    @contextlib.contextmanager
+    def _no_echo() -> Iterator[None]:
+        """Windows' console echoes nothing that nobody reads."""
         yield
-        return
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, termios.error):
-            # Keys that were typed meanwhile are not meant for the shell.
-            termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+
+else:
+    import termios
+
+    @contextlib.contextmanager
+    def _no_echo() -> Iterator[None]:
+        """Keep typed keys from being printed into the picture; Ctrl-C works as ever."""
+        try:
+            descriptor = sys.stdin.fileno()
+            before = termios.tcgetattr(descriptor)
+            after = termios.tcgetattr(descriptor)
+            after[3] &= ~termios.ECHO
+            termios.tcsetattr(descriptor, termios.TCSANOW, after)
+        except (OSError, ValueError, termios.error):  # no terminal at stdin
+            yield
+            return
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError, termios.error):
+                # At once: a terminal that reads nothing would make us wait for its output to drain.
+                termios.tcsetattr(descriptor, termios.TCSANOW, before)
+                # Keys that were typed meanwhile are not meant for the shell.
+                termios.tcflush(descriptor, termios.TCIFLUSH)
