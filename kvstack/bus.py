@@ -85,6 +85,12 @@ class Subscription:
             await self._wake.wait()
         return self._events.popleft()
 
+    def current(self) -> Snapshot:
+        """
+        The Snapshot as of now, events that still wait here included.
+        """
+        return self._bus.snapshot
+
     def close(self) -> None:
         """
         Stop listening.

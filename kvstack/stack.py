@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import kvstack
-from kvstack.bus import Bus
+from kvstack.bus import Bus, Subscription
 from kvstack.core.config import Config
 from kvstack.core.events import LogFactSeen, LogLineSeen, Notice, ServerDescribed, WarmupEnded
 from kvstack.core.lifecycle import State
@@ -201,6 +201,12 @@ class Stack:
         """
         self._supervisor.kill()
 
+    def subscribe(self) -> Subscription:
+        """
+        Begin to listen to events.
+        """
+        return self.bus.subscribe()
+
     async def warm_up(self) -> WarmupEnded:
         """
         Evaluate the known prefix, so that the next request finds it in the cache.
@@ -234,7 +240,7 @@ class Stack:
         try:
             await self._clear_the_way()
             listener = self._bind()
-            app = make_app(self._forward, self, self._token)
+            app = make_app(self._forward, self, self._token, kvstack.__version__)
             server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s)
             for text in self._plan.notices:
                 self.bus.publish(Notice(time.time(), "warning", text))

@@ -9,11 +9,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvstack.proxy.control import Controlled, control_routes
 from kvstack.proxy.forward import Forward
+from kvstack.proxy.metrics import Metrics
 
 __all__ = ["make_app"]
 
 
-def make_app(forward: Forward, stack: Controlled, token: str) -> ASGIApp:
+def make_app(forward: Forward, stack: Controlled, token: str, version: str = "") -> ASGIApp:
     """
     Compose the application.
 
@@ -21,8 +22,10 @@ def make_app(forward: Forward, stack: Controlled, token: str) -> ASGIApp:
         forward: Serves what is not ours.
         stack: What the control routes show and act upon.
         token: Secret for the control routes that act.
+        version: Version of kvstack, for the metrics.
     """
-    control = Router(control_routes(stack, token), redirect_slashes=False)
+    metrics = Metrics(stack.snapshot, version, lambda: forward.strip_failures)
+    control = Router(control_routes(stack, token, metrics), redirect_slashes=False)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

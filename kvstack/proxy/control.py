@@ -1,25 +1,39 @@
 """
 The control routes: what another terminal asks of a running stack.
 
-`GET /kvstack/status` is open to whoever reaches the proxy: it holds figures and no prompts.  Routes that act need the
-run file's token as `Authorization: Bearer TOKEN`.  Answers are `{"status", "message", "data"}`.
+| route | what it gives |
+| --- | --- |
+| `GET /kvstack/status` | the Snapshot, as JSON |
+| `GET /kvstack/events` | the Snapshot, then every event, as server-sent events without a gap |
+| `GET /kvstack/metrics` | the Snapshot, for Prometheus |
+| `POST /kvstack/warmup`, `POST /kvstack/stop` | act, and need the run file's token as `Authorization: Bearer TOKEN` |
+
+The open routes hold figures and no prompts.  Routes that act answer `{"status", "message", "data"}`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from kvstack.core.events import WarmupEnded
+from kvstack.bus import Subscription
+from kvstack.core.events import Event, LogFactSeen, LogLineSeen, StateChanged, WarmupEnded
+from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import Snapshot
 from kvstack.errors import KvstackError
+from kvstack.proxy.metrics import CONTENT_TYPE, Metrics
 
 __all__ = ["Controlled", "control_routes"]
+
+EVENT_PAUSE_S = 15.0
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -47,13 +61,19 @@ class Controlled(Protocol):
         Begin to stop.
         """
 
+    def subscribe(self) -> Subscription:
+        """
+        Begin to listen to events.
+        """
 
-def control_routes(stack: Controlled, token: str) -> list[Route]:
+
+def control_routes(stack: Controlled, token: str, metrics: Metrics) -> list[Route]:
     """
     The routes below `/kvstack/`.
 
     Args:
         stack: The stack that is shown and acted upon.
+        metrics: Makes the metrics.
         token: Secret for the routes that act.
     """
 
@@ -88,16 +108,62 @@ def control_routes(stack: Controlled, token: str) -> list[Route]:
         stack.request_stop("asked by `kvstack down`")
         return _answer(202, "success", "stopping")
 
+    async def events(_: Request) -> Response:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(_event_stream(stack.subscribe()), media_type="text/event-stream", headers=headers)
+
+    async def show_metrics(_: Request) -> Response:
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
     async def unknown(request: Request) -> Response:
         return _answer(404, "error", f"{request.url.path} is no route of kvstack")
 
     return [
         Route("/kvstack/status", status, methods=["GET"]),
+        Route("/kvstack/events", events, methods=["GET"]),
+        Route("/kvstack/metrics", show_metrics, methods=["GET"]),
         Route("/kvstack/warmup", guarded(warmup), methods=["POST"]),
         Route("/kvstack/stop", guarded(stop), methods=["POST"]),
         Route("/kvstack/{rest:path}", unknown),
         Route("/kvstack", unknown),
     ]
+
+
+async def _event_stream(subscription: Subscription) -> AsyncIterator[str]:
+    """
+    Snapshot first, then each event: `event:` is its class name, `data:` its fields.
+
+    Log lines are left out: they are many, and `kvstack logs -f` follows them.  The stream ends when the stack stops.
+    """
+    with subscription:
+        yield _message("Snapshot", subscription.snapshot.to_dict())
+        dropped = 0
+        while True:
+            try:
+                event = await asyncio.wait_for(anext(subscription), EVENT_PAUSE_S)
+            except TimeoutError:
+                yield ": still here\n\n"
+                continue
+            if subscription.dropped > dropped:
+                # This reader was too slow and has a gap: the whole picture again closes it.
+                dropped = subscription.dropped
+                yield _message("Snapshot", subscription.current().to_dict())
+            if isinstance(event, LogLineSeen):
+                continue
+            yield _message(type(event).__name__, _fields(event))
+            if isinstance(event, StateChanged) and event.state in {State.STOPPING, State.FAILED, State.STOPPED}:
+                return
+
+
+def _fields(event: Event) -> dict[str, Any]:
+    fields = asdict(event)
+    if isinstance(event, LogFactSeen):
+        fields["kind"] = type(event.fact).__name__
+    return fields
+
+
+def _message(kind: str, data: dict[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
 def _answer(http_status: int, status: str, message: str, data: dict[str, Any] | None = None) -> JSONResponse:

@@ -7,164 +7,13 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 
-from kvstack.core.events import AnswerSeen, Event, FirstByteSent, Notice, RequestEnded, RequestReceived, WarmupEnded
-from kvstack.core.snapshot import Snapshot
-from kvstack.errors import NotReady
-from kvstack.prompt.rules import RuleSettings, Stripped, apply_rules, compile_rules
-from kvstack.proxy.app import make_app
-from kvstack.proxy.forward import Forward, Strip
-from kvstack.proxy.serve import ProxyServer, bind
-from kvstack.upstream import Upstream
-from tests.integration.stub_upstream import Handler, Received, StubUpstream, run_stub
-
-NO_RULES = compile_rules([], RuleSettings())
-CHAT = "/v1/chat/completions"
-BODY = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
-
-
-@dataclass
-class FakeStack:
-    """What the control routes see."""
-
-    stopped: list[str] = field(default_factory=list)
-    ready: bool = True
-
-    def snapshot(self) -> Snapshot:
-        """A stack that has just begun."""
-        return Snapshot("test", "http://127.0.0.1:0")
-
-    async def warm_up(self) -> WarmupEnded:
-        """Done, unless it is not ready."""
-        if not self.ready:
-            raise NotReady("The stack is not ready")
-        return WarmupEnded(0.0, "done", 10, 10, 1.0)
-
-    def request_stop(self, reason: str) -> None:
-        """Remember that somebody asked."""
-        self.stopped.append(reason)
-
-
-@dataclass
-class Running:
-    """A proxy that serves, and what it published."""
-
-    port: int
-    forward: Forward
-    events: list[Event]
-    stack: FakeStack
-
-    def of(self, kind: type[Event]) -> list[Event]:
-        """Events of one kind."""
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-def plain_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
-    """The rule engine without rules."""
-    return apply_rules(body, path, NO_RULES, None, headers)
-
-
-async def always_ready(_: float) -> bool:
-    """The server is up."""
-    return True
-
-
-@asynccontextmanager
-async def proxy(
-    stub: StubUpstream | None,
-    *,
-    strip: Strip = plain_strip,
-    wait_ready: Callable[[float], object] = always_ready,
-    max_body_bytes: int = 1_000_000,
-    cors_origins: tuple[str, ...] = (),
-    ready_timeout_s: float = 0.2,
-    upstream_port: int | None = None,
-) -> AsyncIterator[Running]:
-    """Serve the real application on a free port."""
-    events: list[Event] = []
-    listener = bind("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    target = stub.port if stub is not None else upstream_port or _closed_port()
-    upstream = Upstream(f"http://127.0.0.1:{target}")
-    forward = Forward(
-        upstream,
-        strip,
-        wait_ready,  # type: ignore[arg-type]
-        events.append,
-        max_body_bytes=max_body_bytes,
-        ready_timeout_s=ready_timeout_s,
-        cors_origins=cors_origins,
-    )
-    stack = FakeStack()
-    server = ProxyServer(make_app(forward, stack, "t0ken"), listener, 2.0)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(server.run())
-        await server.started()
-        try:
-            yield Running(port, forward, events, stack)
-        finally:
-            server.stop()
-            await forward.close_exchanges(0)
-    await upstream.close()
-
-
-def _closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def http(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
-    """A request as bytes."""
-    lines = [f"{method} {target} HTTP/1.1", "Host: x", "Connection: close", *headers]
-    if body:
-        lines.append(f"Content-Length: {len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-async def exchange(port: int, request: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-    """Send a request on its own connection; give status, header pairs and body (chunks joined)."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
-    raw = await asyncio.wait_for(reader.read(), 10)
-    writer.close()
-    await writer.wait_closed()
-    head, _, body = raw.partition(b"\r\n\r\n")
-    lines = head.decode("latin-1").split("\r\n")
-    headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines[1:])]
-    if ("transfer-encoding", "chunked") in headers:
-        body = b"".join(chunks(body))
-    return int(lines[0].split()[1]), headers, body
-
-
-def chunks(body: bytes) -> list[bytes]:
-    """Undo chunked framing; the last chunk must be there."""
-    found = []
-    while True:
-        size, _, rest = body.partition(b"\r\n")
-        length = int(size, 16)
-        if length == 0:
-            return found
-        found.append(rest[:length])
-        body = rest[length + 2 :]
-
-
-def answer(body: bytes, status: str = "200 OK", *headers: str, content_type: str = "application/json") -> Handler:
-    """A handler that answers always the same."""
-
-    async def handle(_: Received, writer: asyncio.StreamWriter) -> None:
-        lines = [f"HTTP/1.1 {status}", f"Content-Type: {content_type}", f"Content-Length: {len(body)}", *headers]
-        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-        await writer.drain()
-
-    return handle
+from kvstack.core.events import AnswerSeen, FirstByteSent, Notice, RequestEnded, RequestReceived
+from kvstack.prompt.rules import Stripped
+from tests.integration.proxy_rig import BODY, CHAT, answer, closed_port, exchange, http, proxy
+from tests.integration.stub_upstream import Received, run_stub
 
 
 async def test_an_unmatched_body_reaches_the_upstream_byte_for_byte() -> None:
@@ -355,7 +204,7 @@ async def test_a_server_that_is_not_there_is_a_503_in_the_clients_dialect(path: 
 
 async def test_a_request_that_the_server_never_saw_is_sent_again() -> None:
     """A server that has just died and is being restarted: the client waits and is answered."""
-    port = _closed_port()
+    port = closed_port()
     async with proxy(None, upstream_port=port, ready_timeout_s=5.0) as running:
         asking = asyncio.ensure_future(exchange(running.port, http("POST", CHAT, BODY)))
         await asyncio.sleep(0.3)
@@ -529,31 +378,3 @@ async def test_open_streams_get_their_grace_and_are_closed_then() -> None:
         await asyncio.wait_for(stub.closed_by_peer.wait(), 5)
         assert running.forward.open_requests == 0
         writer.close()
-
-
-async def test_control_routes_that_act_need_the_token() -> None:
-    """Whoever reaches the port may look, but not act."""
-    async with proxy(None) as running:
-        status, _, body = await exchange(running.port, http("GET", "/kvstack/status"))
-        assert status == 200
-        assert json.loads(body)["name"] == "test"
-        for path in ("/kvstack/stop", "/kvstack/warmup"):
-            for header in ((), ("Authorization: Bearer wrong",), ("Authorization: Basic t0ken",)):
-                status, _, _ = await exchange(running.port, http("POST", path, b"", *header))
-                assert status == 401
-        assert running.stack.stopped == []
-        status, _, _ = await exchange(running.port, http("POST", "/kvstack/stop", b"", "Authorization: Bearer t0ken"))
-        assert status == 202
-        assert len(running.stack.stopped) == 1
-        running.stack.ready = False
-        status, _, _ = await exchange(running.port, http("POST", "/kvstack/warmup", b"", "Authorization: Bearer t0ken"))
-        assert status == 503
-
-
-async def test_an_unknown_control_route_is_ours_to_refuse() -> None:
-    """It must not leak to the upstream."""
-    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
-        for path in ("/kvstack", "/kvstack/", "/kvstack/nope"):
-            status, _, _ = await exchange(running.port, http("GET", path))
-            assert status == 404
-    assert stub.connections == 0

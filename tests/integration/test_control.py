@@ -1,0 +1,166 @@
+"""
+The control routes over real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvstack.core.events import LogLineSeen, MemorySampled, Notice, StateChanged
+from kvstack.core.lifecycle import State
+from tests.integration.proxy_rig import BODY, CHAT, answer, exchange, http, proxy
+from tests.integration.stub_upstream import run_stub
+
+GRAFANA = Path(__file__).parents[2] / "configs" / "grafana" / "kvstack.json"
+ANSWER = json.dumps(
+    {
+        "choices": [],
+        "timings": {"cache_n": 90, "prompt_n": 10, "prompt_ms": 50.0, "predicted_n": 4, "predicted_ms": 80.0},
+    }
+).encode()
+
+
+async def test_control_routes_that_act_need_the_token() -> None:
+    """Whoever reaches the port may look, but not act."""
+    async with proxy(None) as running:
+        status, _, body = await exchange(running.port, http("GET", "/kvstack/status"))
+        assert status == 200
+        assert json.loads(body)["name"] == "test"
+        for path in ("/kvstack/stop", "/kvstack/warmup"):
+            for header in ((), ("Authorization: Bearer wrong",), ("Authorization: Basic t0ken",)):
+                status, _, _ = await exchange(running.port, http("POST", path, b"", *header))
+                assert status == 401
+        assert running.stack.stopped == []
+        status, _, _ = await exchange(running.port, http("POST", "/kvstack/stop", b"", "Authorization: Bearer t0ken"))
+        assert status == 202
+        assert len(running.stack.stopped) == 1
+        running.stack.ready = False
+        status, _, _ = await exchange(running.port, http("POST", "/kvstack/warmup", b"", "Authorization: Bearer t0ken"))
+        assert status == 503
+
+
+async def test_an_unknown_control_route_is_ours_to_refuse() -> None:
+    """It must not leak to the upstream."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
+        for path in ("/kvstack", "/kvstack/", "/kvstack/nope"):
+            status, _, _ = await exchange(running.port, http("GET", path))
+            assert status == 404
+    assert stub.connections == 0
+
+
+def parse_events(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Server-sent events as kind and data."""
+    found = []
+    for block in raw.decode().split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if lines:
+            found.append((lines["event"], json.loads(lines["data"])))
+    return found
+
+
+async def test_events_begin_with_the_snapshot_and_have_no_gap() -> None:
+    """Whoever adds the events to the snapshot has the stack, up to its end."""
+    async with proxy(None) as running:
+        publish = running.stack.bus.publish
+        publish(MemorySampled(1.0, 1000))
+        asking = asyncio.ensure_future(exchange(running.port, http("GET", "/kvstack/events")))
+        while not running.stack.bus._subscriptions:  # noqa: ASYNC110 - the bus has no event for it
+            await asyncio.sleep(0.01)
+        for number in range(50):
+            publish(MemorySampled(2.0, number))
+        publish(LogLineSeen(2.0, "a line"))
+        publish(StateChanged(3.0, State.STOPPING, "over"))
+        status, headers, body = await asyncio.wait_for(asking, 10)
+    assert status == 200
+    assert ("content-type", "text/event-stream; charset=utf-8") in headers
+    events = parse_events(body)
+    assert events[0][0] == "Snapshot"
+    assert events[0][1]["server"]["rss_bytes"] == 1000
+    assert [data["rss_bytes"] for kind, data in events if kind == "MemorySampled"] == list(range(50))
+    assert events[-1] == ("StateChanged", {"time_s": 3.0, "state": "stopping", "reason": "over", "restarts": 0})
+    assert not running.stack.bus._subscriptions
+
+
+async def test_a_reader_that_is_too_slow_gets_the_whole_picture_again() -> None:
+    """A gap is closed by a snapshot, and nobody waits for the reader."""
+    async with proxy(None) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http("GET", "/kvstack/events"))
+        await asyncio.wait_for(reader.readuntil(b"event: Snapshot"), 5)
+        for number in range(5000):  # in one go: the reader's queue overflows
+            running.stack.bus.publish(MemorySampled(2.0, number))
+        running.stack.bus.publish(StateChanged(3.0, State.STOPPING, "over"))
+        rest = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    again = rest.split(b"event: Snapshot", 1)[1]
+    assert b'"rss_bytes": 4999' in again
+    assert b'"state": "stopping"' in again
+
+
+async def test_a_reader_that_leaves_is_forgotten() -> None:
+    """A closed dashboard must not fill memory."""
+    async with proxy(None) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http("GET", "/kvstack/events"))
+        await asyncio.wait_for(reader.readuntil(b"event: Snapshot"), 5)
+        writer.close()
+        deadline = asyncio.get_running_loop().time() + 5
+        while running.stack.bus._subscriptions and asyncio.get_running_loop().time() < deadline:
+            running.stack.bus.publish(Notice(1.0, "info", "x"))
+            await asyncio.sleep(0.02)
+        assert not running.stack.bus._subscriptions
+
+
+async def test_metrics_say_what_the_cache_did() -> None:
+    """Base units, and the figures of the answers."""
+    async with run_stub(answer(ANSWER)) as stub, proxy(stub) as running:
+        for _ in range(2):
+            await exchange(running.port, http("POST", CHAT, BODY))
+        status, headers, body = await exchange(running.port, http("GET", "/kvstack/metrics"))
+    assert status == 200
+    assert ("content-type", "text/plain; version=0.0.4; charset=utf-8") in headers
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+    assert samples["kvstack_prompt_tokens_total",] == 200
+    assert samples["kvstack_cached_tokens_total",] == 180
+    assert samples["kvstack_evaluated_tokens_total",] == 20
+    assert samples["kvstack_generated_tokens_total",] == 8
+    assert samples["kvstack_prefill_seconds_total",] == 0.1
+    assert samples["kvstack_decode_seconds_total",] == 0.16
+    assert samples["kvstack_reuse_ratio",] == 0.9
+    assert sum(value for (name, *_), value in samples.items() if name == "kvstack_requests_total") == 2
+    assert samples["kvstack_state", "stopped"] == 1
+    assert samples["kvstack_strip_failures_total",] == 0
+
+
+async def test_the_dashboard_for_grafana_shows_existing_metrics_only() -> None:
+    """A panel without data would say that the product is broken."""
+    import re
+
+    text = GRAFANA.read_text(encoding="utf-8")
+    asked = set(re.findall(r"\bkvstack_\w+", " ".join(_expressions(json.loads(text)))))
+    async with run_stub(answer(ANSWER)) as stub, proxy(stub) as running:
+        running.stack.bus.publish(MemorySampled(1.0, 1000))
+        running.stack.bus.publish(StateChanged(1.0, State.STARTING, "start"))
+        await exchange(running.port, http("POST", CHAT, BODY))
+        _, _, body = await exchange(running.port, http("GET", "/kvstack/metrics"))
+    declared = {line.split()[2] for line in body.decode().splitlines() if line.startswith("# TYPE ")}
+    assert asked
+    assert asked <= declared
+
+
+def _expressions(node: object) -> list[str]:
+    if isinstance(node, dict):
+        own = [value for key, value in node.items() if key == "expr" and isinstance(value, str)]
+        return own + [found for value in node.values() for found in _expressions(value)]
+    if isinstance(node, list):
+        return [found for value in node for found in _expressions(value)]
+    return []
