@@ -12,20 +12,32 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
 
+from kvstack.core.config import Config
+from kvstack.llama.capabilities import Capabilities
+from kvstack.llama.doctor import Facts, Severity, diagnose
 from kvstack.llama.doctor.facts import Machine, ModelFile
 from kvstack.llama.gguf import GgufError, read_header
 from kvstack.llama.memory import ModelShape, shape_of
 from kvstack.process.models import model_parts
 
-__all__ = ["look_at_machine", "look_at_model", "port_answers", "tail"]
+__all__ = [
+    "kernel_lines",
+    "last_run",
+    "look_at_machine",
+    "look_at_model",
+    "port_answers",
+    "preflight",
+    "telling_kernel_lines",
+]
 
 AMD_VENDOR = "0x1002"
 CONNECT_TIMEOUT_S = 0.5
+KERNEL_RECORDS = 20_000
 _ICD_DIRECTORIES = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
 
 
@@ -135,9 +147,16 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def tail(path: Path, limit_bytes: int = 4 * 1024 * 1024) -> bytes:
+def last_run(path: Path, limit_bytes: int = 8 * 1024 * 1024) -> bytes:
     """
-    The last bytes of a file, from the start of a line; empty if it cannot be read.
+    What the raw log holds of the llama-server's last run.
+
+    Args:
+        path: The raw log.
+        limit_bytes: How much of its end to look at.
+
+    Returns:
+        Whole lines; empty if the log cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -146,4 +165,58 @@ def tail(path: Path, limit_bytes: int = 4 * 1024 * 1024) -> bytes:
             data = file.read()
     except OSError:
         return b""
-    return data if size <= limit_bytes else data.partition(b"\n")[2]
+    if size > limit_bytes:
+        data = data.partition(b"\n")[2]
+    # Among the first lines of every run: `... verbosity = 4 (adjust with the `-lv N` CLI arg)`
+    start = data.rfind(b"(adjust with the `-lv N` CLI arg)")
+    return data[data.rfind(b"\n", 0, start) + 1 :] if start >= 0 else data
+
+
+def kernel_lines() -> tuple[str, ...]:
+    """
+    Lines of the kernel's log about the GPU and about memory, where this user may read it.
+    """
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return ()
+    records: list[bytes] = []
+    try:
+        while len(records) < KERNEL_RECORDS:
+            records.append(os.read(log, 8192))  # one record each; BlockingIOError behind the last one
+    except OSError:
+        pass
+    finally:
+        os.close(log)
+    return telling_kernel_lines(records)
+
+
+def telling_kernel_lines(records: Iterable[bytes]) -> tuple[str, ...]:
+    """
+    The texts of kernel records that tell of the GPU or of memory.
+    """
+    # 4,1234,5678901234,-;amdgpu 0000:c5:00.0: ring comp_1.1.0 timeout
+    texts = (record.partition(b";")[2].partition(b"\n")[0].decode("utf-8", errors="replace") for record in records)
+    return tuple(text for text in texts if re.search(r"amdgpu|\[drm\]|oom|Out of memory", text))
+
+
+def preflight(config: Config, capabilities: Capabilities, argv: tuple[str, ...], model: Path | None) -> tuple[str, ...]:
+    """
+    What a person should know before the start: the doctor's errors and warnings, one line each.
+
+    Args:
+        config: The stack.
+        capabilities: Of the binary.
+        argv: The command.
+        model: The model file, if it is one.
+    """
+    facts = Facts(
+        config=config,
+        machine=look_at_machine(),
+        capabilities=capabilities,
+        argv=argv,
+        model=look_at_model(model) if model is not None else None,
+    )
+    return tuple(
+        f"{finding.what}. {finding.remedy}" for finding in diagnose(facts) if finding.severity is not Severity.NOTE
+    )

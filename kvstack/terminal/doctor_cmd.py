@@ -1,0 +1,216 @@
+"""
+`kvstack doctor CONFIG`: what is wrong, or will go wrong, and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvstack.errors import ExitCode, KvstackError
+from kvstack.terminal import output
+from kvstack.terminal.app import ConfigArgument, JsonOption, OverridesOption, app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console, RenderableType
+
+    from kvstack.core.config import Config
+    from kvstack.llama.capabilities import Capabilities
+    from kvstack.llama.doctor import Facts, Finding
+    from kvstack.llama.doctor.facts import ServerProps
+
+__all__ = ["doctor"]
+
+
+@app.command()
+def doctor(config: ConfigArgument, overrides: OverridesOption = None, as_json: JsonOption = False) -> None:
+    """
+    Examine a config, its machine and its running stack.
+
+    Names what keeps the cache from working, what does not fit, and what the logs say, each with its evidence and what
+    to do. Starts and changes nothing. Exit status 1 if there is an error among the findings.
+    """
+
+    def action() -> output.Result:
+        from kvstack.llama.doctor import Severity, diagnose  # noqa: PLC0415 - other verbs need none of this
+        from kvstack.terminal.loading import load_config  # noqa: PLC0415 - see above
+
+        parsed, _ = load_config(config, overrides)
+        facts, failed = _facts(parsed)
+        found = (*failed, *diagnose(facts))
+        errors = [finding for finding in found if finding.severity is Severity.ERROR]
+        data = {
+            "name": parsed.name,
+            "findings": [
+                {
+                    "code": finding.code,
+                    "severity": finding.severity.value,
+                    "what": finding.what,
+                    "evidence": finding.evidence,
+                    "remedy": finding.remedy,
+                }
+                for finding in found
+            ],
+            "checked": _checked(facts),
+        }
+        if not errors:
+            return output.Result(data, lambda console: _drawn(console, found, facts))
+        error = KvstackError(
+            f"{len(errors)} of {len(found)} findings are errors",
+            ", ".join(finding.code for finding in errors),
+            f"Do what each remedy says, then run `kvstack doctor {config}` again.",
+        )
+        return output.Result(data, lambda console: _drawn(console, found, facts), ExitCode.ERROR, error)
+
+    output.deliver("doctor", as_json, action)
+
+
+def _facts(config: Config) -> tuple[Facts, list[Finding]]:
+    """What can be known, and findings about what could not even be looked at."""
+    from kvstack.llama.command import child_environment, server_argv  # noqa: PLC0415 - see above
+    from kvstack.llama.doctor import Facts, Finding, Severity  # noqa: PLC0415 - see above
+    from kvstack.llama.log import LogReader  # noqa: PLC0415 - see above
+    from kvstack.process.facts import (  # noqa: PLC0415 - see above
+        kernel_lines,
+        last_run,
+        look_at_machine,
+        look_at_model,
+        port_answers,
+    )
+    from kvstack.process.models import resolve_model  # noqa: PLC0415 - see above
+    from kvstack.process.probe import find_binary, probe  # noqa: PLC0415 - see above
+    from kvstack.rundir import RunDir, cache_dir  # noqa: PLC0415 - see above
+
+    failed: list[Finding] = []
+
+    def failure(code: str, error: KvstackError) -> None:
+        failed.append(Finding(code, Severity.ERROR, error.what, error.fact, error.next_step))
+
+    capabilities: Capabilities | None = None
+    argv: tuple[str, ...] = ()
+    model_path: Path | None = None
+    if not config.attached:
+        try:
+            model_path = resolve_model(config, cache_dir())
+        except KvstackError as error:
+            failure("model-missing", error)
+        try:
+            binary = find_binary(config, os.environ)
+            env, _ = child_environment(config, os.environ)
+            capabilities = probe(binary, env, cache_dir())
+        except KvstackError as error:
+            failure("binary", error)
+        else:
+            try:
+                named = str(model_path or config.server.model or "")
+                argv = server_argv(config, capabilities, str(binary), named or None).argv
+            except KvstackError as error:
+                if "no device" not in error.what:  # which the checks say better
+                    failure("command", error)
+    status = _status(config.name)
+    reader = LogReader()
+    batches = reader.feed(last_run(RunDir(config.name).log_path)), reader.close()
+    running = status is not None
+    answers = not config.attached and port_answers(config.server.host, config.server.port)
+    facts = Facts(
+        config=config,
+        machine=look_at_machine(),
+        capabilities=capabilities,
+        argv=argv,
+        model=look_at_model(model_path) if model_path is not None else None,
+        props=_props(config) if answers or config.attached else None,
+        log=tuple(fact for batch in batches for fact in batch.facts),
+        lines=(*kernel_lines(), *(line for batch in batches for line in batch.lines)),
+        server_port_answers=answers and not running,
+        bypassing_requests=_unclaimed(status),
+    )
+    return facts, failed
+
+
+def _status(name: str) -> Mapping[str, Any] | None:
+    from kvstack.terminal import client  # noqa: PLC0415 - see above
+
+    try:
+        return client.fetch_status(client.find(name))
+    except KvstackError:
+        return None
+
+
+def _unclaimed(status: Mapping[str, Any] | None) -> int | None:
+    log = status.get("log") if status is not None else None
+    count = log.get("unclaimed_tasks") if isinstance(log, Mapping) else None
+    return count if isinstance(count, int) else None
+
+
+def _props(config: Config) -> ServerProps | None:
+    import asyncio  # noqa: PLC0415 - see above
+    import json  # noqa: PLC0415 - see above
+
+    from kvstack.llama.doctor.facts import props_of  # noqa: PLC0415 - see above
+    from kvstack.upstream import Upstream, UpstreamError  # noqa: PLC0415 - see above
+
+    async def ask() -> bytes:
+        upstream = Upstream(config.upstream_url, config.server.api_key)
+        try:
+            answer = await upstream.request("GET", "/props", timeout_s=5.0)
+            return answer.body if answer.status == 200 else b""
+        except UpstreamError:
+            return b""
+        finally:
+            await upstream.close()
+
+    try:
+        data: Any = json.loads(asyncio.run(ask()))
+    except ValueError:
+        return None
+    return props_of(data) if isinstance(data, dict) else None
+
+
+def _checked(facts: Facts) -> dict[str, Any]:
+    """What the findings rest on: null where it could not be looked at."""
+    capabilities, model, props = facts.capabilities, facts.model, facts.props
+    needed = facts.memory
+    return {
+        "build": capabilities.build if capabilities is not None else None,
+        "devices": [device.name for device in capabilities.devices]
+        if capabilities is not None and capabilities.devices is not None
+        else None,
+        "model": model.path if model is not None else None,
+        "architecture": model.shape.architecture if model is not None and model.shape is not None else None,
+        "kind": model.shape.kind.value if model is not None and model.shape is not None else None,
+        "gpu_bytes": needed.gpu_bytes if needed is not None else None,
+        "host_bytes": needed.host_bytes if needed is not None else None,
+        "ram_bytes": facts.machine.ram_bytes,
+        "ctx_per_slot": props.ctx_per_slot if props is not None else None,
+        "log_lines": len(facts.lines),
+    }
+
+
+def _drawn(console: Console, found: tuple[Finding, ...], facts: Facts) -> RenderableType:
+    from rich.console import Group  # noqa: PLC0415 - plain output needs no rich
+    from rich.text import Text  # noqa: PLC0415 - see above
+
+    del console
+    styles = {"error": "bold red", "warning": "yellow", "note": "dim"}
+    parts: list[Text] = []
+    for finding in found:
+        text = Text(f"{finding.severity.value}: ", style=styles[finding.severity.value])
+        text.append(f"{finding.what} [{finding.code}]", style="bold" if finding.severity.rank == 0 else "")
+        for line in finding.evidence.splitlines():
+            text.append(f"\n  {line.strip()}", style="")
+        for number, line in enumerate(finding.remedy.splitlines()):
+            text.append(f"\n  {'-> ' if number == 0 else '   '}{line}", style="green")
+        parts.append(text)
+    unknown = [
+        label
+        for label, value in (("the binary", facts.capabilities), ("the model", facts.model))
+        if value is None and not facts.config.attached
+    ]
+    count = f"{len(found)} finding{'' if len(found) == 1 else 's'}"
+    looked = count if found else "nothing is wrong as far as can be seen"
+    unseen = f"; not looked at: {', '.join(unknown)}" if unknown else ""
+    parts.append(Text(f"{facts.config.name}: {looked}{unseen}"))
+    return Group(*parts)
