@@ -1,9 +1,9 @@
 """
 The composition root: a Config becomes running parts, started and stopped in order.
 
-`make_plan` does everything that can fail before a process is started; `Stack` runs the plan.  Start: lock, sweep what
-a killed run left, bind the proxy's port, serve, spawn, wait for health, warm up, ready.  Stop: accept no more, let
-streams end, close the upstream's connections, end the child, give the lock back.
+`kvstack.plan` does everything that can fail before a process is started; `Stack` runs the plan.  Start: lock, sweep
+what a killed run left, bind the proxy's port, serve, spawn, wait for health, warm up, ready.  Stop: accept no more,
+let streams end, close the upstream's connections, end the child, give the lock back.
 """
 
 from __future__ import annotations
@@ -13,140 +13,39 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from importlib import resources
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import kvstack
 from kvstack.bus import Bus, Subscription
-from kvstack.core.config import Config
 from kvstack.core.events import LogFactSeen, LogLineSeen, Notice, ServerDescribed, WarmupEnded
 from kvstack.core.lifecycle import State
+from kvstack.core.logfacts import LogFact
 from kvstack.core.snapshot import Snapshot
-from kvstack.errors import AlreadyRunning, ConfigError, KvstackError, NotReady, PortTaken, Problem, StartFailed
-from kvstack.llama.answers import AnswerTap
-from kvstack.llama.command import Command, child_environment, server_argv
+from kvstack.errors import AlreadyRunning, KvstackError, NotReady, PortTaken, StartFailed
+from kvstack.llama.doctor import Finding, Severity, diagnose
+from kvstack.llama.doctor.facts import ServerProps
 from kvstack.llama.log import LogReader
+from kvstack.plan import Plan
 from kvstack.process.identity import ProcessIdentity, identify, is_alive, port_owners, sweep
-from kvstack.process.models import make_slot_directory, resolve_model
-from kvstack.process.probe import find_binary, probe
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
 from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.rules import RuleSet, RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
-from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt
+from kvstack.prompt.rules import Stripped, apply_rules
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.serve import ProxyServer, bind
-from kvstack.rundir import RawLog, RunDir, RunFile, cache_dir, names, new_token
+from kvstack.rundir import RawLog, RunDir, RunFile, names, new_token
 from kvstack.upstream import Props, Upstream, UpstreamError
+from kvstack.warming import Warmer
 
-__all__ = ["Plan", "Stack", "load_rules", "make_plan"]
+__all__ = ["Stack"]
+
+START_FACTS_KEPT = 5000
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """
-    What `up` is going to do.
-
-    Attributes:
-        config: The parsed config.
-        config_path: Its file, absolute.
-        rules: The rules, compiled.
-        warmup: The warm-up request before the rules, or None: off, or no prefix known.
-        command: The llama-server's command, or None when attached.
-        env: The llama-server's environment.
-        notices: What a person should know before the start.
-        model: The model file, if it is one.
-    """
-
-    config: Config
-    config_path: Path
-    rules: RuleSet
-    warmup: WarmupRequest | None
-    command: Command | None = None
-    env: Mapping[str, str] | None = None
-    notices: tuple[str, ...] = ()
-    model: Path | None = None
-
-
-def load_rules(config: Config) -> RuleSet:
-    """
-    Read the packs that come with kvstack and compile them with the config's switches.
-    """
-    files = sorted(
-        (item for item in resources.files("kvstack.packs").iterdir() if item.name.endswith(".toml")),
-        key=lambda item: item.name,
-    )
-    packs = [parse_pack(file.read_text(encoding="utf-8"), file.name) for file in files]
-    settings = RuleSettings(
-        strip_message_ids=config.proxy.strip_message_ids, strip_timestamps=config.proxy.strip_timestamps
-    )
-    return compile_rules(packs, settings)
-
-
-def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> Plan:
-    """
-    Find the binary and the model, ask the binary what it can do, and build its command.
-
-    Args:
-        config: The parsed config.
-        config_path: Its file, absolute.
-        environ: The environment of this process.
-        dry_run: Only the command is wanted: a model or a device that is not on this machine is no error.
-
-    Raises:
-        KvstackError: Whatever stands in the way.
-    """
-    rules = load_rules(config)
-    warmup = _warmup_request(config)
-    if config.attached:
-        return Plan(config, config_path, rules, warmup)
-    binary = find_binary(config, environ)
-    env, env_notices = child_environment(config, environ)
-    capabilities = probe(binary, env, cache_dir())
-    if dry_run:
-        capabilities = replace(capabilities, devices=None)
-    if dry_run and config.server.model is not None:
-        model: Path | None = config.server.model
-    else:
-        model = resolve_model(config, cache_dir())
-    command = server_argv(
-        config, capabilities, str(binary), str(model) if model is not None else None, source=str(config_path)
-    )
-    if not dry_run:
-        make_slot_directory(config)
-    return Plan(config, config_path, rules, warmup, command, env, (*env_notices, *command.notices), model)
-
-
-def _warmup_request(config: Config) -> WarmupRequest | None:
-    warmup = config.warmup
-    if not warmup.enabled:
-        return None
-    if warmup.system_prompt is not None:
-        return from_system_prompt(warmup.system_prompt)
-    if warmup.system_prompt_file is not None:
-        return from_system_prompt(_read_text("warmup.system_prompt_file", warmup.system_prompt_file))
-    if warmup.request_file is not None:
-        text = _read_text("warmup.request_file", warmup.request_file)
-        request = from_recording(text, warmup.path)
-        if isinstance(request, Problem):
-            raise ConfigError(str(warmup.request_file), [request], "Record one request of the client as JSON.")
-        return request
-    return None
-
-
-def _read_text(key: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise ConfigError(
-            key, [Problem(key, f"{path}: {reason}")], "Correct the path; relative paths start at the config file."
-        ) from None
 
 
 class Stack:
@@ -175,9 +74,19 @@ class Stack:
             cors_origins=config.proxy.cors_origins,
         )
         self._readers: dict[int, LogReader] = {}
+        self._start_facts: deque[LogFact] = deque(maxlen=START_FACTS_KEPT)
+        self._reported: set[str] = set()
         self._props = Props()
         self._memory = ConversationMemory()
         self._warming = asyncio.Lock()
+        self._warmer = Warmer(
+            self._upstream,
+            self._strip_alone,
+            plan.warmup,
+            enabled=config.warmup.enabled,
+            long_user_text=plan.needs_checkpoints,
+            ubatch_tokens=config.server.ubatch_size,
+        )
         self._server: ProxyServer | None = None
         self._supervisor = Supervisor(self._launch(), self._hooks(), self._raw_log)
 
@@ -217,7 +126,7 @@ class Stack:
         if self._supervisor.state not in {State.READY, State.WARMING}:
             raise NotReady("The stack is not ready", f"state: {self._supervisor.state}", "Wait until it is.")
         async with self._warming:
-            ended = await self._warm_up()
+            ended = await self._warmer.warm_up()
         self.bus.publish(ended)
         if ended.outcome == "failed":
             self.bus.publish(Notice(ended.time_s, "warning", f"The warm-up failed: {ended.detail}"))
@@ -244,6 +153,7 @@ class Stack:
             server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s)
             for text in self._plan.notices:
                 self.bus.publish(Notice(time.time(), "warning", text))
+            self._report(self._plan.findings)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.run())
                 try:
@@ -353,6 +263,7 @@ class Stack:
         reader = self._readers.get(run)
         if reader is None:
             self._readers = {run: LogReader()}
+            self._start_facts.clear()
             reader = self._readers[run]
         batch = reader.feed(data)
         now = time.time()
@@ -360,6 +271,8 @@ class Stack:
             self.bus.publish(LogLineSeen(now, line))
         for fact in batch.facts:
             self.bus.publish(LogFactSeen(now, run, fact))
+            if self._supervisor.state is not State.READY:
+                self._start_facts.append(fact)
 
     async def _verify(self, pid: int) -> None:
         config = self._plan.config
@@ -376,8 +289,8 @@ class Stack:
             self.bus.publish(Notice(time.time(), "warning", f"{config.upstream_url}/props: {error}"))
             props = Props()
         self._props = props
-        if ours and self._plan.model is not None and props.model is not None:
-            wanted, served = self._plan.model, Path(props.model)
+        if ours and self._plan.model_path is not None and props.model is not None:
+            wanted, served = self._plan.model_path, Path(props.model)
             if wanted.name != served.name:
                 raise PortTaken(
                     f"Another llama-server answers on port {config.server.port}",
@@ -395,38 +308,30 @@ class Stack:
                 device=config.server.device if not config.attached else None,
             )
         )
-        if not config.attached and props.ctx_per_slot is not None and props.ctx_per_slot < config.server.ctx_size:
-            text = (
-                f"Each slot has {props.ctx_per_slot:,} tokens of context, not the {config.server.ctx_size:,} of the"
-                f" config ({props.slots} slots; the model's training context may be smaller)"
-            )
-            self.bus.publish(Notice(time.time(), "warning", text))
+        self._examine(props)
+
+    def _examine(self, props: Props) -> None:
+        """Let the doctor look at the server that runs now."""
+        facts = replace(
+            self._plan.facts,
+            props=ServerProps(props.ctx_per_slot, props.slots, props.chat_template, model_path=props.model),
+            log=tuple(self._start_facts),
+        )
+        self._report(finding for finding in diagnose(facts) if finding.severity is not Severity.NOTE)
+
+    def _report(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            if finding.code not in self._reported:
+                self._reported.add(finding.code)
+                level: Literal["warning", "error"] = "error" if finding.severity is Severity.ERROR else "warning"
+                text = f"{finding.what} ({finding.evidence}). {finding.remedy}"
+                self.bus.publish(Notice(time.time(), level, text))
 
     async def _warm(self) -> None:
         try:
             await self.warm_up()
         except KvstackError as error:
             self.bus.publish(Notice(time.time(), "warning", f"The warm-up failed: {error.what}"))
-
-    async def _warm_up(self) -> WarmupEnded:
-        request = self._plan.warmup
-        if request is None:
-            return WarmupEnded(time.time(), "no prefix known" if self._plan.config.warmup.enabled else "off")
-        # Through the rules that traffic goes through: only the same bytes are the same prefix.
-        stripped = self._strip(request.body, request.path, list(request.headers), remember=False)
-        begun = time.monotonic()
-        try:
-            answer = await self._upstream.request("POST", request.path, raw=stripped.body)
-        except UpstreamError as error:
-            return WarmupEnded(time.time(), "failed", detail=str(error))
-        duration_ms = (time.monotonic() - begun) * 1000.0
-        if answer.status != 200:
-            text = answer.body[:300].decode("utf-8", "replace")
-            return WarmupEnded(time.time(), "failed", detail=f"HTTP {answer.status}: {text}", duration_ms=duration_ms)
-        tap = AnswerTap(0, stripped.api, answer.content_type)
-        tap.feed(answer.body)
-        facts = tap.result()
-        return WarmupEnded(time.time(), "done", facts.prompt_tokens, facts.evaluated_tokens, duration_ms)
 
     async def _release_upstream(self) -> None:
         if self._server is not None:
@@ -436,9 +341,12 @@ class Stack:
     async def _wait_ready(self, timeout_s: float) -> bool:
         return await self._supervisor.wait_ready(timeout_s)
 
-    def _strip(self, body: bytes, path: str, headers: list[tuple[str, str]], *, remember: bool = True) -> Stripped:
-        memory = self._memory if remember else None
-        return apply_rules(body, path, self._plan.rules, memory, headers, self._props.chat_template)
+    def _strip(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+        return apply_rules(body, path, self._plan.rules, self._memory, headers, self._props.chat_template)
+
+    def _strip_alone(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+        """The same rules without the memory: a warm-up is no conversation."""
+        return apply_rules(body, path, self._plan.rules, None, headers, self._props.chat_template)
 
 
 async def _first_of(wanted: Awaitable[_Result], other: asyncio.Task[None]) -> None:

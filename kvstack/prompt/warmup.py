@@ -10,13 +10,13 @@ not warm.  The rules are applied by the caller, the same ones that traffic goes 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstack.errors import Problem
 from kvstack.prompt.dialects import Api, api_of
 
-__all__ = ["WarmupRequest", "from_recording", "from_system_prompt"]
+__all__ = ["WarmupRequest", "from_recording", "from_system_prompt", "with_user_text"]
 
 USER_TEXT = "Hi"
 
@@ -73,6 +73,18 @@ def from_system_prompt(system_prompt: str, user_text: str = USER_TEXT) -> Warmup
     return WarmupRequest(_DEFAULT_PATHS[Api.CHAT], json.dumps(body).encode())
 
 
+def with_user_text(request: WarmupRequest, user_text: str) -> WarmupRequest:
+    """
+    The same request with another user text behind the prefix; a raw prompt has none and stays as it is.
+    """
+    body: dict[str, Any] = json.loads(request.body)
+    for key in ("messages", "input"):
+        if isinstance(body.get(key), list):
+            body[key] = [*body[key][:-1], {"role": "user", "content": user_text}]
+            return replace(request, body=_encoded(body))
+    return request
+
+
 def from_recording(text: str, path: str | None = None, user_text: str = USER_TEXT) -> WarmupRequest | Problem:
     """
     Warm what a recorded request shares with all others of its client.
@@ -99,7 +111,12 @@ def from_recording(text: str, path: str | None = None, user_text: str = USER_TEX
     cut = _cut(api, body, user_text)
     if isinstance(cut, Problem):
         return cut
-    return WarmupRequest(target, json.dumps(cut, ensure_ascii=False).encode("utf-8", "surrogatepass"), headers)
+    return WarmupRequest(target, _encoded(cut), headers)
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    # ASCII: a lone surrogate must survive as an escape, and the server reads both spellings alike.
+    return json.dumps(body).encode()
 
 
 _Record = tuple[str | None, dict[str, Any], tuple[tuple[str, str], ...]]

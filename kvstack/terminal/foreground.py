@@ -20,7 +20,8 @@ from typing import Any
 
 from kvstack.core.snapshot import Snapshot
 from kvstack.errors import ExitCode, KvstackError
-from kvstack.stack import Plan, Stack
+from kvstack.plan import Plan
+from kvstack.stack import Stack
 from kvstack.terminal import figures, output
 from kvstack.terminal.plain import Announcer, Line
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstack.errors import Problem
-from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt
+from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt, with_user_text
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}]
 
@@ -168,3 +168,28 @@ def test_text_outside_ascii_and_lone_surrogates_survive() -> None:
     request = made('{"messages": [{"role": "system", "content": "caf\\u00e9 \\ud83d\\ude00"}]}')
     assert body_of(request)["messages"][0]["content"] == "café 😀"
     assert made('{"messages": [{"role": "system", "content": "\\ud800"}]}').body
+
+
+@pytest.mark.parametrize(
+    ("recorded", "key"),
+    [
+        ({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "x"}]}, "messages"),
+        ({"instructions": "I", "input": "x"}, "input"),
+        ({"system": "S", "messages": [{"role": "user", "content": "x"}]}, "messages"),
+    ],
+)
+def test_the_user_text_alone_can_be_replaced(recorded: dict[str, Any], key: str) -> None:
+    """A long user text moves the checkpoint; what stands before it must not move."""
+    short = made(json.dumps(recorded))
+    long = with_user_text(short, "1 2 3")
+    before, after = body_of(short), body_of(long)
+    assert after[key][-1] == {"role": "user", "content": "1 2 3"}
+    assert after[key][:-1] == before[key][:-1]
+    assert {**after, key: None} == {**before, key: None}
+    assert long.path == short.path
+
+
+def test_a_raw_prompt_has_no_user_text_to_replace() -> None:
+    """It is left as it is."""
+    request = made('{"prompt": "abc"}')
+    assert with_user_text(request, "1 2 3") == request

@@ -1,0 +1,146 @@
+"""
+What `up` is going to do: everything that can fail before a process is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+from kvstack.core.config import Config
+from kvstack.errors import ConfigError, Problem
+from kvstack.llama.command import Command, child_environment, server_argv
+from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
+from kvstack.process.facts import look_at_machine, look_at_model
+from kvstack.process.models import make_slot_directory, resolve_model
+from kvstack.process.probe import find_binary, probe
+from kvstack.prompt.rules import RuleSet, RuleSettings, compile_rules, parse_pack
+from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt
+from kvstack.rundir import cache_dir
+
+__all__ = ["Plan", "load_rules", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    What `up` is going to do.
+
+    Attributes:
+        config: The parsed config.
+        config_path: Its file, absolute.
+        rules: The rules, compiled.
+        warmup: The warm-up request before the rules, or None: off, or no prefix known.
+        command: The llama-server's command, or None when attached.
+        env: The llama-server's environment.
+        notices: What a person should know before the start.
+        facts: What the doctor knows of config, machine, binary and model.
+        findings: What the doctor says of it.
+    """
+
+    config: Config
+    config_path: Path
+    rules: RuleSet
+    warmup: WarmupRequest | None
+    facts: Facts
+    command: Command | None = None
+    env: Mapping[str, str] | None = None
+    notices: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def model_path(self) -> Path | None:
+        """
+        The model file, if it is one that can be looked at.
+        """
+        return Path(self.facts.model.path) if self.facts.model is not None else None
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """
+        Whether the model is known to rewind to checkpoints only (hybrid, sliding window).
+        """
+        return self.facts.shape is not None and self.facts.shape.needs_checkpoints
+
+
+def load_rules(config: Config) -> RuleSet:
+    """
+    Read the packs that come with kvstack and compile them with the config's switches.
+    """
+    files = sorted(
+        (item for item in resources.files("kvstack.packs").iterdir() if item.name.endswith(".toml")),
+        key=lambda item: item.name,
+    )
+    packs = [parse_pack(file.read_text(encoding="utf-8"), file.name) for file in files]
+    settings = RuleSettings(
+        strip_message_ids=config.proxy.strip_message_ids, strip_timestamps=config.proxy.strip_timestamps
+    )
+    return compile_rules(packs, settings)
+
+
+def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> Plan:
+    """
+    Find the binary and the model, ask the binary what it can do, and build its command.
+
+    Args:
+        config: The parsed config.
+        config_path: Its file, absolute.
+        environ: The environment of this process.
+        dry_run: Only the command is wanted: a model or a device that is not on this machine is no error.
+
+    Raises:
+        KvstackError: Whatever stands in the way.
+    """
+    rules = load_rules(config)
+    warmup = _warmup_request(config)
+    if config.attached:
+        return Plan(config, config_path, rules, warmup, Facts(config))
+    binary = find_binary(config, environ)
+    env, env_notices = child_environment(config, environ)
+    capabilities = probe(binary, env, cache_dir())
+    if dry_run:
+        capabilities = replace(capabilities, devices=None)
+    if dry_run and config.server.model is not None:
+        model: Path | None = config.server.model
+    else:
+        model = resolve_model(config, cache_dir())
+    command = server_argv(
+        config, capabilities, str(binary), str(model) if model is not None else None, source=str(config_path)
+    )
+    facts = Facts(config, capabilities=capabilities, argv=command.argv)
+    findings: tuple[Finding, ...] = ()
+    if not dry_run:
+        make_slot_directory(config)
+        facts = replace(facts, machine=look_at_machine(), model=look_at_model(model) if model is not None else None)
+        findings = tuple(finding for finding in diagnose(facts) if finding.severity is not Severity.NOTE)
+    notices = (*env_notices, *command.notices)
+    return Plan(config, config_path, rules, warmup, facts, command, env, notices, findings)
+
+
+def _warmup_request(config: Config) -> WarmupRequest | None:
+    warmup = config.warmup
+    if not warmup.enabled:
+        return None
+    if warmup.system_prompt is not None:
+        return from_system_prompt(warmup.system_prompt)
+    if warmup.system_prompt_file is not None:
+        return from_system_prompt(_read_text("warmup.system_prompt_file", warmup.system_prompt_file))
+    if warmup.request_file is not None:
+        text = _read_text("warmup.request_file", warmup.request_file)
+        request = from_recording(text, warmup.path)
+        if isinstance(request, Problem):
+            raise ConfigError(str(warmup.request_file), [request], "Record one request of the client as JSON.")
+        return request
+    return None
+
+
+def _read_text(key: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise ConfigError(
+            key, [Problem(key, f"{path}: {reason}")], "Correct the path; relative paths start at the config file."
+        ) from None

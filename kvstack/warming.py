@@ -1,0 +1,90 @@
+"""
+The warm-up: sends the known prefix through the rules that traffic goes through, and says what it cost.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from kvstack.core.events import WarmupEnded
+from kvstack.llama.answers import AnswerTap
+from kvstack.prompt.rules import Stripped
+from kvstack.prompt.warmup import WarmupRequest, with_user_text
+from kvstack.upstream import Upstream, UpstreamError
+
+__all__ = ["Warmer"]
+
+DEFAULT_UBATCH_TOKENS = 512
+SPARE_TOKENS = 64
+
+
+class Warmer:
+    """
+    Warms one upstream.
+
+    Args:
+        upstream: The llama-server.
+        strip: Applies the rules: body, path, header pairs.
+        request: What to evaluate, before the rules; None if no prefix is known.
+        enabled: Whether a warm-up is wanted at all.
+        long_user_text: Whether to put a user text of more than one batch behind the prefix.  A model that rewinds to
+            checkpoints keeps the first one of a prompt for good; behind a long user text that one lies exactly at the
+            end of system text and tools, behind a short one a batch before it.
+        ubatch_tokens: The server's physical batch.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        strip: Callable[[bytes, str, list[tuple[str, str]]], Stripped],
+        request: WarmupRequest | None,
+        *,
+        enabled: bool,
+        long_user_text: bool = False,
+        ubatch_tokens: int | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._strip = strip
+        self._request = request
+        self._enabled = enabled
+        self._long_user_text = long_user_text
+        self._filler_tokens = (ubatch_tokens or DEFAULT_UBATCH_TOKENS) + SPARE_TOKENS
+
+    async def warm_up(self) -> WarmupEnded:
+        """
+        Evaluate the prefix; never raises.
+        """
+        request = self._request
+        if request is None:
+            return WarmupEnded(time.time(), "no prefix known" if self._enabled else "off")
+        begun = time.monotonic()
+        try:
+            if self._long_user_text:
+                request = with_user_text(request, await self._filler())
+            # Through the rules that traffic goes through: only the same bytes are the same prefix.
+            stripped = self._strip(request.body, request.path, list(request.headers))
+            answer = await self._upstream.request("POST", request.path, raw=stripped.body)
+        except UpstreamError as error:
+            return WarmupEnded(time.time(), "failed", detail=str(error))
+        duration_ms = (time.monotonic() - begun) * 1000.0
+        if answer.status != 200:
+            text = answer.body[:300].decode("utf-8", "replace")
+            return WarmupEnded(time.time(), "failed", detail=f"HTTP {answer.status}: {text}", duration_ms=duration_ms)
+        tap = AnswerTap(0, stripped.api, answer.content_type)
+        tap.feed(answer.body)
+        facts = tap.result()
+        return WarmupEnded(time.time(), "done", facts.prompt_tokens, facts.evaluated_tokens, duration_ms)
+
+    async def _filler(self) -> str:
+        """A text of as many tokens as are wanted, or a little more; counted by the server's own tokenizer."""
+        numbers = [str(number % 10) for number in range(self._filler_tokens)]
+        answer = await self._upstream.request("POST", "/tokenize", {"content": " ".join(numbers)})
+        try:
+            count = len(json.loads(answer.body)["tokens"])
+        except (ValueError, KeyError, TypeError):
+            count = 0
+        if count > self._filler_tokens:  # a digit and its space may be a token each
+            numbers = numbers[: len(numbers) * self._filler_tokens // count + 1]
+        return " ".join(numbers)
