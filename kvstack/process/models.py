@@ -55,7 +55,7 @@ _SOURCES = (
     ("qwen3-coder-30b", "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF", "*-Q4_K_M.gguf", None),
     ("gpt-oss-120b", "ggml-org/gpt-oss-120b-GGUF", "*.gguf", None),
 )
-"""Where the profiles' models are: mark in the file name, repository, pattern, and the directory that they have there."""
+"""Where the profiles' models are: mark in the file name, repository, pattern, and the directory they have there."""
 
 
 def resolve_model(config: Config, cache_dir: Path) -> Path | None:
