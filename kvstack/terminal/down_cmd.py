@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["down"]
 
 POLL_S = 0.05
+SECOND_SIGNAL_S = 0.5
 KILL_GRACE_S = 10.0
 
 
@@ -56,8 +57,11 @@ def down(
             return _ended(run, begun, killed=False)
         if _wait(run, timeout_s):
             return _ended(run, begun, killed=False)
+        # The second signal kills, if the stop that was asked for was none; two at once would be heard as one.
         _signal(run)
-        _signal(run)  # the second one kills, whether or not the first was heard before
+        if _wait(run, SECOND_SIGNAL_S):
+            return _ended(run, begun, killed=True)
+        _signal(run)
         if _wait(run, KILL_GRACE_S):
             return _ended(run, begun, killed=True)
         raise KvstackError(
