@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from kvstack.core.config import Config
+from kvstack.core.keylines import key_lines
 from kvstack.errors import ConfigError, Problem
 from kvstack.llama.command import Command, child_environment, server_argv
 from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
@@ -65,9 +66,16 @@ class Plan:
         return self.facts.shape is not None and self.facts.shape.needs_checkpoints
 
 
-def load_rules(config: Config) -> RuleSet:
+def load_rules(config: Config, config_path: Path | None = None) -> RuleSet:
     """
-    Read the packs that come with kvstack and compile them with the config's switches.
+    Read the packs that come with kvstack and compile them with the config's switches and rules.
+
+    Args:
+        config: The stack.
+        config_path: Its file, to say in which line a rule is wrong.
+
+    Raises:
+        ConfigError: A rule of the config cannot be used.
     """
     files = sorted(
         (item for item in resources.files("kvstack.packs").iterdir() if item.name.endswith(".toml")),
@@ -75,9 +83,30 @@ def load_rules(config: Config) -> RuleSet:
     )
     packs = [parse_pack(file.read_text(encoding="utf-8"), file.name) for file in files]
     settings = RuleSettings(
-        strip_message_ids=config.proxy.strip_message_ids, strip_timestamps=config.proxy.strip_timestamps
+        strip_message_ids=config.proxy.strip_message_ids,
+        strip_timestamps=config.proxy.strip_timestamps,
+        disabled=frozenset(config.rules.disable),
+        added=config.rules.add,
+        source=str(config_path or config.name),
     )
-    return compile_rules(packs, settings)
+    try:
+        return compile_rules(packs, settings)
+    except ConfigError as error:
+        lines = key_lines(config_path.read_text(encoding="utf-8")) if config_path is not None else {}
+        problems = [
+            problem if problem.line is not None else replace(problem, line=_line_of(problem.path, lines))
+            for problem in error.problems
+        ]
+        raise ConfigError(error.source, problems, error.next_step) from None
+
+
+def _line_of(path: str, lines: Mapping[str, int]) -> int | None:
+    """The line of a key, or of the nearest table around it."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path.rpartition(".")[0]
+    return None
 
 
 def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> Plan:
@@ -93,7 +122,7 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
     Raises:
         KvstackError: Whatever stands in the way.
     """
-    rules = load_rules(config)
+    rules = load_rules(config, config_path)
     warmup = _warmup_request(config)
     if config.attached:
         return Plan(config, config_path, rules, warmup, Facts(config))

