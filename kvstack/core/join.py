@@ -235,6 +235,7 @@ def _launch(join: Join, fact: facts.TaskLaunched, rows: Sequence[RequestRow], *,
         is_warmup=warming,
         holder=slot.conversation,
         holder_request=slot.request,
+        holder_is_warmup=slot.is_warmup,
         holder_prompt_tokens=slot.prompt_tokens,
     )
     pending = {number: view for number, view in join.pending.items() if number != fact.slot}
@@ -282,6 +283,23 @@ def _release(join: Join, fact: facts.SlotReleased) -> Join:
     task = next((view for view in reversed(join.tasks) if (view.slot, view.task) == (fact.slot, fact.task)), None)
     if task is not None and task.owner is None and not task.is_warmup and not task.is_child:
         join = replace(join, unclaimed=join.unclaimed + 1)
+    if task is not None and task.rejected is not None:
+        # A refused prompt leaves the slot's content as it was.
+        former = task
+        return _on_slot(
+            join,
+            fact.slot,
+            lambda s: replace(
+                s,
+                task=None,
+                processed_tokens=None,
+                tokens_per_s=None,
+                conversation=former.holder,
+                client=None,
+                request=former.holder_request,
+                is_warmup=former.holder_is_warmup,
+            ),
+        )
     prompt = None if task is None else prompt_of(task)
     return _on_slot(
         join,
@@ -406,11 +424,11 @@ def settle(join: Join, rows: Sequence[RequestRow]) -> tuple[Join, frozenset[int]
         answer = row.answer
         if answer is None or answer.evaluated_tokens is None or row.id in proved or row.run != join.run:
             continue
-        join = _prove(join, row, answer, changed)
+        join = _prove(join, row, answer, rows, changed)
     return join, frozenset(changed)
 
 
-def _prove(join: Join, row: RequestRow, answer: AnswerSeen, changed: set[int]) -> Join:
+def _prove(join: Join, row: RequestRow, answer: AnswerSeen, rows: Sequence[RequestRow], changed: set[int]) -> Join:
     own = next((index for index, task in enumerate(join.tasks) if task.owner == row.id), None)
     found = own if own is not None and agrees(answer, join.tasks[own]) else None
     if found is None:
@@ -423,33 +441,39 @@ def _prove(join: Join, row: RequestRow, answer: AnswerSeen, changed: set[int]) -
             None,
         )
     if found is None:
-        if own is not None and agrees(answer, join.tasks[own]) is False and join.tasks[own].released:
-            join = _with_task(join, own, replace(join.tasks[own], owner=None))
-            join = replace(join, unclaimed=join.unclaimed + 1)
+        if own is not None and join.tasks[own].released and agrees(answer, join.tasks[own]) is False:
+            join = _hand_over(join, own, None)
             changed.add(row.id)
         return join
     loser = join.tasks[found].owner
     if own is not None and own != found:
         # The two were mixed up: the other request gets what was taken for ours.
-        mine = join.tasks[own]
-        join = _with_task(join, own, replace(mine, owner=loser))
-        if loser is None and mine.released:
-            join = replace(join, unclaimed=join.unclaimed + 1)
-    task = join.tasks[found]
-    if task.owner is None and task.released:
-        join = replace(join, unclaimed=max(join.unclaimed - 1, 0))
-    join = _with_task(join, found, replace(task, owner=row.id, is_proved=True))
-    if loser is not None:
-        changed.add(loser)
-    changed.add(row.id)
-    return _on_slot(join, task.slot, lambda s: _claimed(s, task, row))
+        join = _hand_over(join, own, next((other for other in rows if other.id == loser), None))
+    join = _hand_over(join, found, row)
+    join = _with_task(join, found, replace(join.tasks[found], is_proved=True))
+    changed.update(number for number in (row.id, loser) if number is not None)
+    return join
 
 
-def _claimed(slot: SlotView, task: TaskView, row: RequestRow) -> SlotView:
-    # Only if nothing else came to the slot since.
-    if slot.task not in {None, task.task} or (slot.request is not None and slot.request > row.id):
-        return slot
-    return replace(slot, conversation=row.conversation, client=row.side or row.client, request=row.id)
+def _hand_over(join: Join, index: int, row: RequestRow | None) -> Join:
+    """
+    Give a task another owner, and with it what it left in its slot.
+    """
+    task = join.tasks[index]
+    if task.owner == (row.id if row is not None else None):
+        return join
+    if task.released and not task.is_child:
+        unclaimed = join.unclaimed + (row is None) - (task.owner is None)
+        join = replace(join, unclaimed=max(unclaimed, 0))
+    join = _with_task(join, index, replace(task, owner=row.id if row is not None else None))
+    conversation = row.conversation if row is not None else None
+    request = row.id if row is not None else None
+    for later in range(index + 1, len(join.tasks)):
+        if join.tasks[later].slot == task.slot:
+            heir = replace(join.tasks[later], holder=conversation, holder_request=request)
+            return _with_task(join, later, heir)
+    client = (row.side or row.client) if row is not None else None
+    return _on_slot(join, task.slot, lambda s: replace(s, conversation=conversation, client=client, request=request))
 
 
 def claim_warmup(join: Join, evaluated_tokens: int | None, prompt_tokens: int | None) -> Join:

@@ -366,16 +366,14 @@ def _warmed(snapshot: Snapshot, event: WarmupEnded) -> Snapshot:
 
 
 def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
-    before = None
-    if event.conversation is not None:
-        before = next(
-            (
-                row.id
-                for row in reversed(snapshot.requests)
-                if row.conversation == event.conversation and row.side == event.side and row.verdict != "FAILED"
-            ),
-            None,
-        )
+    former = [
+        row
+        for row in snapshot.requests
+        if event.conversation is not None
+        and (row.conversation, row.side) == (event.conversation, event.side)
+        and row.verdict != "FAILED"
+    ]
+    before = next((row.id for row in reversed(former) if row.items < event.items), None)
     row = RequestRow(
         id=event.id,
         time_s=event.time_s,
@@ -392,6 +390,7 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
         items_modified=event.items_modified,
         divergence=event.divergence,
         before=before,
+        repeats=any(row.items >= event.items for row in former),
         run=snapshot.join.run,
     )
     rules = dict(snapshot.totals.rules)
@@ -416,7 +415,7 @@ def _first_byte(row: RequestRow, time_s: float) -> RequestRow:
 
 def _answered(snapshot: Snapshot, event: AnswerSeen) -> Snapshot:
     snapshot = _change_row(snapshot, event.id, lambda row: replace(row, answer=event, error=event.error or row.error))
-    if snapshot.join.facts == 0:
+    if not _has_log(snapshot):
         # A server that is only attached to: its answers are all that there is to measure the rate by.
         snapshot = replace(snapshot, join=measured(snapshot.join, event.evaluated_tokens, event.prefill_ms))
     return _rejoin(snapshot, [event.id])
@@ -479,11 +478,12 @@ def _recompose(snapshot: Snapshot, request: int) -> Snapshot:
 
 def _composed(snapshot: Snapshot, row: RequestRow) -> RequestRow:
     join = snapshot.join
-    # The log of another run knows nothing of this request any more; what it said stays.
-    if row.run != join.run and row.settled:
+    if row.settled:
         return row
-    task = task_of(join, row.id) if row.run == join.run else None
-    if task is not None or row.task is None:
+    task = None
+    if row.run == join.run:
+        # (The log of another run knows nothing of this request any more; what the former said stays.)
+        task = task_of(join, row.id)
         row = compose(row, task)
     if not row.is_over:
         return row
@@ -509,9 +509,18 @@ def _composed(snapshot: Snapshot, row: RequestRow) -> RequestRow:
         processed_tokens=None,
         settled=row.api is None
         or row.phase == "failed"
-        or join.facts == 0
-        or (task is not None and task.released and (task.is_proved or row.answer is None)),
+        or not _has_log(snapshot)
+        or (task is not None and task.released and (task.is_proved or not _has_figures(row.answer))),
     )
+
+
+def _has_log(snapshot: Snapshot) -> bool:
+    # Of a server that we started there is one, though it may lag behind; of one that we attached to there is none.
+    return snapshot.join.facts > 0 or snapshot.server.pid is not None
+
+
+def _has_figures(answer: AnswerSeen | None) -> bool:
+    return answer is not None and answer.evaluated_tokens is not None
 
 
 def _seconds(tokens: int | None, rate: float | None) -> float | None:

@@ -12,7 +12,7 @@ on the same slot.
 | verdict | when |
 | --- | --- |
 | HIT | cached >= expected - 64: what was evaluated is about what is new |
-| WARM | a conversation's first request that found its prefix cached: up to the warm-up's boundary, or half of it |
+| WARM | a conversation's first request that found its prefix cached: what the warm-up evaluated, or half the prompt |
 | RESTORED | as one of these, out of the RAM cache |
 | COLD | next to nothing was cached, and nothing of it was expected to be |
 | PARTIAL | the prompt left the former one early: the client changed something |
@@ -37,6 +37,9 @@ SLACK_TOKENS = 64
 """Cached tokens may fall short of what was expected by so many: a template's tail, a checkpoint before the end."""
 
 _BOUNDARY_SLACK_TOKENS = 4
+
+_RETRY_TOKENS = 8
+"""The same prompt once more costs 1 token (dense), 4 (hybrid) or 5 (sliding window)."""
 
 _LRU_AT_MOST_RATIO = 0.1
 """Default of `--slot-prompt-similarity`: a slot that is more alike is chosen for that, not by age."""
@@ -145,10 +148,13 @@ class _Reuse:
         # Builds that tell of the RAM cache only at trace level: no slot was alike by more than the threshold, and yet
         # much was cached.  (With `--slot-prompt-similarity 0` slots are never compared: then the holder tells.)
         return (
-            task.how == "lru"
-            and self.cached > self.prompt * _LRU_AT_MOST_RATIO + SLACK_TOKENS
-            and (task.holder is None or task.holder != self.row.conversation)
+            task.how == "lru" and self.cached > self.prompt * _LRU_AT_MOST_RATIO + SLACK_TOKENS and self.holder_is_other
         )
+
+    @property
+    def holder_is_other(self) -> bool:
+        """Whether the slot that the task got held somebody else's tokens, or none."""
+        return self.task is not None and (self.task.holder is None or self.task.holder != self.row.conversation)
 
     @property
     def same_run(self) -> bool:
@@ -157,9 +163,14 @@ class _Reuse:
     @property
     def expected(self) -> int | None:
         """What should have been cached, or None if nothing says so."""
-        if self.before is not None and self.same_run and self.before.prompt_tokens is not None:
-            return min(self.before.prompt_tokens, self.prompt - 1)
-        return None
+        before = self.before
+        if before is None or not self.same_run or before.prompt_tokens is None:
+            return None
+        left = before.prompt_tokens
+        if before.phase == "cancelled" and before.cached_tokens is not None and before.evaluated_tokens is not None:
+            # Its client left during the prefill: only the part that was evaluated by then is there.
+            left = min(left, before.cached_tokens + before.evaluated_tokens)
+        return min(left, self.prompt - 1)
 
     @property
     def slot_expected(self) -> int | None:
@@ -171,37 +182,79 @@ class _Reuse:
 
 
 def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None, *, log_is_read: bool) -> Judgement:
-    cached, matched = reuse.cached, reuse.matched
-    expected = reuse.expected
-    knows_conversation = reuse.row.conversation is not None
-    if expected is None and not knows_conversation:
-        expected = reuse.slot_expected
+    row, cached, matched, expected = reuse.row, reuse.cached, reuse.matched, reuse.expected
+    likely = expected if expected is not None else reuse.slot_expected
     kept_short = max((matched or 0) - cached, 0)
-    left_early = max((expected if expected is not None else reuse.slot_expected or 0) - max(matched or 0, cached), 0)
+    left_early = max((likely or 0) - max(matched or 0, cached), 0)
     if kept_short > SLACK_TOKENS and kept_short >= left_early:
         return Judgement("REPROCESS", _why_reprocessed(reuse, matched or 0), kept_short)
     if reuse.is_from_ram:
         return Judgement("RESTORED", None, 0)
-    if expected is not None and cached >= expected - SLACK_TOKENS and not reuse.is_nothing:
+    if reuse.evaluated <= _RETRY_TOKENS and not reuse.is_nothing:
         return Judgement("HIT", None, 0)
-    if expected is not None and knows_conversation:
+    if expected is not None:
+        if cached >= expected - SLACK_TOKENS and not reuse.is_nothing:
+            return Judgement("HIT", None, 0)
         return _judge_loss(reuse, expected, slot_taken_by, log_is_read=log_is_read)
+    if row.divergence is not None:
+        return Judgement("PARTIAL", row.divergence, max((likely or reuse.prompt) - cached, 0))
+    if row.conversation is None:
+        return _judge_by_slot(reuse)
+    if row.repeats:
+        return _judge_repeated(reuse, slot_taken_by)
+    return _judge_first(reuse, boundary)
+
+
+def _judge_by_slot(reuse: _Reuse) -> Judgement:
+    """
+    Judge a request of which no conversation is known: by the former prompt on its slot.
+    """
+    cached, expected = reuse.cached, reuse.slot_expected
     if reuse.is_nothing:
         return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
-    if reuse.before is None and knows_conversation:
-        enough = cached >= boundary - _BOUNDARY_SLACK_TOKENS if boundary is not None else False
-        if enough or cached * 2 >= reuse.prompt:
-            return Judgement("WARM", None, 0)
-        return Judgement("PARTIAL", "first request of its conversation", reuse.evaluated)
+    if expected is not None and cached >= expected - SLACK_TOKENS:
+        return Judgement("HIT", None, 0)
     if cached * 10 >= reuse.prompt * 9 or reuse.evaluated <= SLACK_TOKENS:
         return Judgement("HIT", None, 0)
-    lost = max((expected or reuse.prompt) - cached, 0)
-    return Judgement("PARTIAL", reuse.row.divergence, lost)
+    return Judgement("PARTIAL", None, max((expected or reuse.prompt) - cached, 0))
+
+
+def _judge_repeated(reuse: _Reuse, slot_taken_by: str | None) -> Judgement:
+    """
+    Judge a request that repeats or edits a turn of its conversation; only what stands before that turn can be cached.
+    """
+    if reuse.is_nothing:
+        if reuse.holder_is_other:
+            return Judgement("EVICTED", _by(slot_taken_by), reuse.evaluated)
+        return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
+    expected = reuse.slot_expected
+    if not reuse.holder_is_other and expected is not None and reuse.cached >= expected - SLACK_TOKENS:
+        return Judgement("HIT", None, 0)  # a retry goes on where the abandoned prefill stopped
+    if reuse.cached * 2 >= reuse.prompt:
+        return Judgement("HIT", None, 0)
+    return Judgement("PARTIAL", "the client changed an earlier turn", reuse.evaluated)
+
+
+def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
+    """
+    Judge the first request of a conversation, or the first since a restart: it can only share a prefix with others.
+    """
+    cached = reuse.cached
+    if reuse.is_nothing:
+        return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
+    if boundary is not None and cached >= boundary - _BOUNDARY_SLACK_TOKENS:
+        return Judgement("WARM", None, 0)
+    if cached * 2 >= reuse.prompt:
+        return Judgement("WARM", None, 0)
+    task = reuse.task
+    if task is not None and task.holder_is_warmup and cached >= (task.holder_prompt_tokens or 0) - SLACK_TOKENS:
+        return Judgement("WARM", None, 0)
+    return Judgement("PARTIAL", _why_cold(reuse), reuse.evaluated)
 
 
 def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_is_read: bool) -> Judgement:
     """
-    Judge a request of a known conversation that found less than its former request left.
+    Judge a request that found less than the former request of its conversation left.
     """
     lost = max(expected - reuse.cached, 0)
     if reuse.row.divergence is not None:
@@ -209,10 +262,13 @@ def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_
     if not log_is_read or reuse.task is None:
         # Without the log nobody can tell an eviction from a template that renders the history anew.
         return Judgement("COLD" if reuse.is_nothing else "PARTIAL", "the former prompt was not in the cache", lost)
-    task = reuse.task
-    if task.holder is not None and task.holder == reuse.row.conversation:
-        return Judgement("TEMPLATE", "the rendered history differs from what the server holds", lost)
-    return Judgement("EVICTED", f"by {slot_taken_by}" if slot_taken_by else "its slot was given away", lost)
+    if reuse.holder_is_other:
+        return Judgement("EVICTED", _by(slot_taken_by), lost)
+    return Judgement("TEMPLATE", "the rendered history differs from what the server holds", lost)
+
+
+def _by(slot_taken_by: str | None) -> str:
+    return f"by {slot_taken_by}" if slot_taken_by else "its slot was given away"
 
 
 def _why_reprocessed(reuse: _Reuse, matched: int) -> str:
@@ -223,6 +279,6 @@ def _why_reprocessed(reuse: _Reuse, matched: int) -> str:
 def _why_cold(reuse: _Reuse) -> str:
     if reuse.before is not None and not reuse.same_run:
         return "the server was restarted"
-    if reuse.before is None and reuse.row.conversation is not None:
+    if reuse.row.conversation is not None and not reuse.row.repeats:
         return "first request of its conversation"
     return "nothing like it was cached"

@@ -45,7 +45,9 @@ class RequestRow:
     divergence: str | None = None
     """Where and how it left its conversation's former request, as the proxy saw it."""
     before: int | None = None
-    """Number of the conversation's former request, if there was one."""
+    """Number of the newest request of the conversation that had fewer items: the one that this can extend."""
+    repeats: bool = False
+    """Whether the conversation had a request of as many items already: a retry, or an edit."""
     run: int = 0
     """Number of the server process that it was sent to."""
     phase: str = "received"
@@ -124,6 +126,7 @@ class TaskView:
     holder: str | None = None
     """Conversation whose tokens the slot held before."""
     holder_request: int | None = None
+    holder_is_warmup: bool = False
     holder_prompt_tokens: int | None = None
     """Prompt of the task before this one on the slot."""
     prompt_tokens: int | None = None

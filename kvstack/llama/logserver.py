@@ -37,13 +37,12 @@ def _buffer(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact | No
 
 
 def _device(text: str) -> facts.LogFact | None:
-    # `Vulkan0 (NAME (driver)) (bus id) - N MiB free`; the name may hold any brackets.
+    # `Vulkan0 (NAME) (BUS) - N MiB free`, where the name may hold brackets too.  Builds of 2025 leave the bus out.
     name, _, rest = text.partition(" ")
     description, _, free = rest.rpartition(" - ")
     amount = free.split(" ")[0]
-    description = (description or rest).removesuffix(" (unknown id)")
-    if description.startswith("(") and description.endswith(")"):
-        description = description[1:-1]
+    described, bracket, _ = description.rpartition(") (")
+    description = (described if bracket else description.removesuffix(")")).removeprefix("(")
     return facts.DeviceUsed(name, description, int(amount) * 1048576 if amount.isdecimal() else None) if name else None
 
 

@@ -1,0 +1,207 @@
+"""Requests, tasks and answers find each other, in whatever order and however many at a time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.unit.verdict.story import Story
+
+
+def test_the_log_after_the_answer() -> None:
+    """The log's lines lag behind the answer; the row is completed when they come, and only then settled."""
+    story = Story()
+    number = story.ask()
+    task = story.launch(how="lcp", similarity=0.9)
+    story.answer(number, 1000, 950)
+    story.end(number)
+    before = story.row(number)
+    assert (before.verdict, before.settled) == ("WARM", False)
+    story.finish(task, 1000, 950)
+    after = story.row(number)
+    assert (after.settled, after.task, after.lcp_similarity_ratio) == (True, task, 0.9)
+    assert story.snapshot.totals.requests == 1
+    assert story.snapshot.totals.cached_tokens == 950
+
+
+def test_all_of_the_log_after_the_answer() -> None:
+    """Even the launch may come after the request is over."""
+    story = Story()
+    number = story.ask()
+    story.answer(number, 1000, 950)
+    story.end(number)
+    task = story.launch(how="lcp", similarity=0.9)
+    story.finish(task, 1000, 950)
+    row = story.row(number)
+    assert (row.task, row.lcp_similarity_ratio, row.settled) == (task, 0.9, True)
+    assert story.snapshot.log.unclaimed_tasks == 0
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_parallel_requests_are_told_apart(order: tuple[int, ...]) -> None:
+    """Tasks are launched in another order than requests were sent: the figures prove whose is whose."""
+    story = Story()
+    prompts = [1000, 1100, 1200]
+    numbers = [story.ask(f"c{index}") for index in range(3)]
+    tasks = {index: story.launch(slot=index, how="lcp", similarity=0.2 + index / 10) for index in order}
+    for index in reversed(order):
+        story.finish(tasks[index], prompts[index], 0, slot=index)
+    for index in order:
+        story.answer(numbers[index], prompts[index], 0)
+        story.end(numbers[index])
+    for index in range(3):
+        row = story.row(numbers[index])
+        assert (row.slot, row.task, row.prompt_tokens) == (index, tasks[index], prompts[index])
+        assert row.lcp_similarity_ratio == pytest.approx(0.2 + index / 10)
+        assert row.settled
+        assert story.snapshot.slots[index].conversation == f"c{index}"
+    assert story.snapshot.log.unclaimed_tasks == 0
+
+
+def test_bypass_beside_a_proxied_request() -> None:
+    """A request past the proxy takes the first task; the proxied one still gets its own in the end."""
+    story = Story()
+    number = story.ask()
+    foreign = story.launch(slot=1, how="lcp", similarity=0.99)
+    own = story.launch(slot=0, how="lcp", similarity=0.5)
+    story.finish(foreign, 700, 690, slot=1)
+    story.finish(own, 800, 400, slot=0)
+    story.answer(number, 800, 400)
+    story.end(number)
+    row = story.row(number)
+    assert (row.task, row.slot, row.lcp_similarity_ratio) == (own, 0, 0.5)
+    assert story.snapshot.log.unclaimed_tasks == 1
+    assert story.snapshot.slots[1].request is None
+
+
+def test_figures_that_contradict_are_not_taken() -> None:
+    """A task whose figures are not the answer's belongs to somebody else."""
+    story = Story()
+    number = story.ask()
+    foreign = story.launch(how="lcp", similarity=0.99)
+    story.finish(foreign, 700, 690)
+    story.answer(number, 800, 400)
+    story.end(number)
+    row = story.row(number)
+    assert (row.task, row.lcp_similarity_ratio) == (None, None)
+    assert story.snapshot.log.unclaimed_tasks == 1
+
+
+def test_answers_without_timings_take_times_from_the_log() -> None:
+    """Responses and messages that are not streamed have usage only."""
+    story = Story()
+    number = story.ask(api="messages")
+    task = story.launch(how="lru")
+    story.finish(task, 600, 0, generated=11)
+    story.answer(number, 600, 0, generated=11, timings=False)
+    story.end(number)
+    row = story.row(number)
+    assert (row.prefill_ms, row.decode_ms, row.decode_tokens_per_s) == (600.0, 22.0, 100.0)
+    assert row.settled
+
+
+@pytest.mark.parametrize("detailed", [True, False])
+def test_an_answer_without_any_figures(detailed: bool) -> None:
+    """A streamed chat without usage or timings is told by the log alone, at either level."""
+    story = Story()
+    number = story.ask()
+    task = story.launch(how="lru")
+    story.finish(task, 3164, 100, generated=8, detailed=detailed)
+    story.end(number)
+    row = story.row(number)
+    assert (row.prompt_tokens, row.cached_tokens, row.evaluated_tokens, row.generated_tokens) == (3164, 100, 3064, 8)
+    assert row.settled
+
+
+def test_progress_of_a_running_prefill() -> None:
+    """While the prompt is evaluated, row and slot show how far it is."""
+    story = Story()
+    number = story.ask()
+    task = story.launch(slot=2, how="lcp", similarity=0.3)
+    head = f"id  2 | task {task} | "
+    story.log(f"slot   operator(): {head}new prompt, n_ctx_slot = 65536, n_keep = 0, task.n_tokens = 29614")
+    story.log(f"slot   operator(): {head}cached n_tokens = 8192, memory_seq_rm [8192, end)")
+    story.log(
+        f"slot print_timing: {head}prompt processing, n_tokens =  24576, progress = 0.83,"
+        " t =   3.48 s / 7070.30 tokens per second"
+    )
+    row, slot = story.row(number), story.snapshot.slots[0]
+    assert (row.prompt_tokens, row.processed_tokens, row.prefill_tokens_per_s) == (29614, 24576, 7070.3)
+    assert (row.cached_tokens, row.verdict) == (8192, None)
+    assert (slot.slot, slot.conversation, slot.processed_tokens, slot.tokens_per_s) == (2, "c1", 24576, 7070.3)
+    shown = story.snapshot.to_dict()["slots"][0]
+    assert (shown["is_busy"], shown["prompt_tokens"], shown["processed_tokens"]) == (True, 29614, 24576)
+
+
+def test_child_tasks_are_their_parents() -> None:
+    """Further answers to one prompt (n > 1) are neither requests nor bypass."""
+    story = Story()
+    number = story.ask()
+    parent = story.launch(slot=0, how="lru")
+    child = story.launch(slot=1, child=True)
+    story.finish(parent, 500, 0)
+    story.finish(child, 500, 499, slot=1)
+    story.answer(number, 500, 0)
+    story.end(number)
+    assert story.row(number).task == parent
+    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.snapshot.totals.requests == 1
+
+
+def test_the_last_words_of_a_dead_server_change_nothing() -> None:
+    """Lines of an earlier run that come late are not mixed into the new one."""
+    story = Story()
+    old = story.reader
+    story.spawn()
+    story.run = 1
+    story.reader = old
+    story.launch(how="lru")
+    assert story.snapshot.join.tasks == ()
+    assert story.snapshot.join.run == 2
+
+
+def test_a_restart_while_a_request_runs() -> None:
+    """The request fails; a task of the new server is not given to it."""
+    story = Story()
+    number = story.ask()
+    story.launch(how="lru")
+    story.spawn()
+    task = story.launch(how="lru")
+    story.finish(task, 100, 0)
+    story.end(number, "failed", 502)
+    row = story.row(number)
+    assert (row.verdict, row.settled) == ("FAILED", True)
+    assert story.snapshot.log.unclaimed_tasks == 1
+
+
+def test_other_requests_get_no_task() -> None:
+    """A request without a prompt (a list of models, say) is not given the next task."""
+    story = Story()
+    story.ask(None, api=None)
+    number = story.ask()
+    task = story.launch(how="lru")
+    assert story.row(number).task == task
+
+
+def test_a_warmup_by_hand_is_no_bypass() -> None:
+    """A warm-up while the stack is ready is recognised by its figures."""
+    from kvstack.core.events import WarmupEnded
+
+    story = Story()
+    story.finish(story.launch(how="lru"), 7504, 0, generated=1)
+    assert story.snapshot.log.unclaimed_tasks == 1
+    story.emit(WarmupEnded(story.now_s, "done", 7504, 7504, 7504.0))
+    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.snapshot.slots[0].is_warmup
+
+
+def test_requests_beyond_what_is_kept() -> None:
+    """Old requests are forgotten, the totals are not."""
+    story = Story()
+    for index in range(130):
+        story.turn(1000 + index * 20, 990 + index * 20, items=2 + 2 * index)
+    assert len(story.snapshot.requests) == 100
+    assert story.snapshot.requests[-1].id == 130
+    assert story.snapshot.totals.requests == 130
+    assert len(story.snapshot.join.tasks) <= 64
