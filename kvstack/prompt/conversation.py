@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import Any
 
 from kvstack.prompt.dialects import Item
+from kvstack.prompt.recurring import ItemCache
 
 __all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered", "digest_item", "link_up"]
 
@@ -130,6 +131,7 @@ class ConversationMemory:
         self.max_bytes = max_bytes
         self.bytes = 0
         self.warned: set[str] = set()
+        self.items = ItemCache()
         self._links: OrderedDict[bytes, tuple[Remembered, ...]] = OrderedDict()
         self._requests = 0
         self._names = 0
@@ -237,23 +239,17 @@ def _choose(
     return twins[0] if len(twins) == 1 else None
 
 
-def link_up(previous: bytes, digest: bytes) -> bytes:
-    """
-    Make the link behind *previous* for an item with this digest.
-    """
-    return blake2b(previous + digest, digest_size=16).digest()
-
-
 def digest_item(item: Item, texts: Sequence[str]) -> bytes:
     """
-    Digest what an item says; ids, `cache_control` and the form of its content are not part of it.
+    Digest what an item says; ids, `cache_control` and the form of its content do not count.
 
     Args:
         item: The item.
         texts: Its texts as they count, in order.
     """
     state = blake2b(item.role.encode(), digest_size=16)
-    for text in (*texts, *_beside_text(item.value)):
+    beside = _beside_text(item.value)
+    for text in (*texts, *beside) if beside else texts:
         data = text.strip().encode("utf-8", "surrogatepass")
         if data:
             state.update(b"%d:" % len(data))
@@ -261,35 +257,46 @@ def digest_item(item: Item, texts: Sequence[str]) -> bytes:
     return state.digest()
 
 
+def link_up(previous: bytes, digest: bytes) -> bytes:
+    """
+    Make the next link of a chain.
+    """
+    return blake2b(previous + digest, digest_size=16).digest()
+
+
 def _beside_text(value: Any) -> list[str]:
     """
     Spell what an item holds beside text: calls with their arguments, results, images.
     """
-    if not isinstance(value, dict):
-        return []
     spelled: list[str] = []
+    if type(value) is not dict:
+        return spelled
     calls = value.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict):
-            spelled += [str(function.get("name")), str(function.get("arguments"))]
+    if type(calls) is list:
+        for call in calls:
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                spelled += [str(function.get("name")), str(function.get("arguments"))]
     if "arguments" in value:
         spelled += [str(value.get("name")), str(value["arguments"])]
     content = value.get("content")
-    for part in content if isinstance(content, list) else ():
-        if not isinstance(part, dict):
-            continue
-        match part.get("type", "text"):
-            case "text" | "input_text" | "output_text" | "thinking" | "redacted_thinking" | "reasoning":
-                pass
-            case "tool_use":
-                spelled += [str(part.get("name")), json.dumps(part.get("input"), sort_keys=True)]
-            case "tool_result":
-                spelled += _flat(part.get("content"))
-            case _:
-                kept = {key: part[key] for key in part if key not in ("cache_control", "id")}
-                spelled.append(json.dumps(kept, sort_keys=True))
+    if type(content) is list:
+        for part in content:
+            if isinstance(part, dict):
+                spelled += _beside_part(part)
     return spelled
+
+
+def _beside_part(part: dict[str, Any]) -> list[str]:
+    match part.get("type", "text"):
+        case "text" | "input_text" | "output_text" | "thinking" | "redacted_thinking" | "reasoning":
+            return []
+        case "tool_use":
+            return [str(part.get("name")), json.dumps(part.get("input"), sort_keys=True)]
+        case "tool_result":
+            return _flat(part.get("content"))
+        case _:
+            return [json.dumps({key: part[key] for key in part if key not in ("cache_control", "id")}, sort_keys=True)]
 
 
 def _flat(content: Any) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstack.core.rulespec import DetectSpec
 from kvstack.prompt.dialects import Document, Item
-from kvstack.prompt.head import match_first, read_head
+from kvstack.prompt.head import match_first
 from kvstack.prompt.ruleset import Client, RuleSet, Side
 
 __all__ = ["detect_client", "side_label", "tool_names"]
@@ -17,10 +17,26 @@ __all__ = ["detect_client", "side_label", "tool_names"]
 
 def detect_client(document: Document, rules: RuleSet, headers: Sequence[tuple[str, str]]) -> Client:
     """
-    Find the client by its signs; several send nothing but `OpenAI/JS`, so texts count as much as headers.
+    Find the client by its signs: headers first, then tools, then texts; several send nothing but `OpenAI/JS`.
     """
     facts = _Facts(document, headers)
-    return next((client for client in rules.clients if any(map(facts.show, client.detect))), rules.unknown)
+    for strength in (_has_header, _has_tools, _has_text):
+        for client in rules.clients:
+            if any(strength(sign) and facts.show(sign) for sign in client.detect):
+                return client
+    return rules.unknown
+
+
+def _has_header(sign: DetectSpec) -> bool:
+    return sign.header is not None
+
+
+def _has_tools(sign: DetectSpec) -> bool:
+    return sign.header is None and bool(sign.tools)
+
+
+def _has_text(sign: DetectSpec) -> bool:
+    return sign.header is None and not sign.tools
 
 
 class _Facts:
@@ -103,7 +119,7 @@ def _shows(document: Document, client: Client, side: Side, users: Sequence[Item]
     if not users:
         return False
     item = users[0] if side.spec.where == "first user" else users[-1]
-    head = read_head(item.texts, client.head)
+    head = client.head.read(item.texts)
     text, pos = (head.blocks[-1].text, head.blocks[-1].end) if head.blocks else (item.texts[0], 0)
     return match_first(side.patterns, text.value, pos) is not None or any(
         match_first(side.patterns, text.value, 0) is not None for text in item.texts

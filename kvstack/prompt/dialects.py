@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from kvstack.prompt.splice import Element, JsonPath, NotJson, locate, skip_space, walk_object
+from kvstack.prompt.splice import Element, JsonPath, NotJson, find_literal, locate, skip_space, walk_object
 
 __all__ = ["Api", "Document", "Item", "Role", "Text", "TurnMarkers", "api_of", "read_document", "turn_markers"]
 
-Role = Literal["system", "user", "assistant", "tool", "other"]
+Role = Literal["system", "user", "assistant", "tool", "reasoning", "other"]
 
 
 class Api(StrEnum):
@@ -75,7 +75,7 @@ _ROLES: dict[str, Role] = {
 _ITEM_ROLES: dict[str, Role] = {
     "function_call": "assistant",
     "custom_tool_call": "assistant",
-    "reasoning": "assistant",
+    "reasoning": "reasoning",
     "function_call_output": "tool",
     "custom_tool_call_output": "tool",
 }
@@ -136,6 +136,7 @@ class Text:
         path: JSON path of its string literal, from the top of the body.
         value: The decoded text.
         base: Offset of this text inside the decoded literal; 0 unless a raw prompt was split into turns.
+        whole: The decoded literal, where this text is only a part of it.
         part: Index of the content part that holds it, or None if the content is one string.
     """
 
@@ -143,9 +144,9 @@ class Text:
     value: str
     base: int = 0
     part: int | None = None
+    whole: str | None = None
 
 
-@dataclass(slots=True)
 class Item:
     """
     One message, input item, or top-level system text.
@@ -153,20 +154,46 @@ class Item:
     Attributes:
         path: JSON path from the top of the body.
         role: Who speaks.
-        texts: Its texts, in order.
         value: The decoded item; None for a turn of a raw prompt.
         start: Offset of the item in the body text; -1 if it is no element of the item list.
         end: Offset behind it.
         leading: It stands before everything that a user or model said.
     """
 
-    path: JsonPath
-    role: Role
-    texts: list[Text]
-    value: Any
-    start: int = -1
-    end: int = -1
-    leading: bool = False
+    __slots__ = ("_texts", "end", "leading", "path", "role", "start", "value")
+
+    def __init__(
+        self,
+        path: JsonPath,
+        role: Role,
+        texts: list[Text] | None,
+        value: Any,
+        start: int = -1,
+        end: int = -1,
+        leading: bool = False,
+    ) -> None:
+        self.path = path
+        self.role = role
+        self.value = value
+        self.start = start
+        self.end = end
+        self.leading = leading
+        self._texts = texts
+
+    @property
+    def texts(self) -> list[Text]:
+        """
+        Its texts, in order.
+        """
+        if self._texts is None:
+            self._texts = []
+            if type(self.value) is dict:
+                content = self.value.get("content")
+                if content is not None:
+                    self._texts = _texts(content, (*self.path, "content"))
+                elif self.role == "tool":
+                    self._texts = _texts(self.value.get("output"), (*self.path, "output"))
+        return self._texts
 
 
 @dataclass(slots=True)
@@ -195,17 +222,31 @@ class Document:
     split: bool = True
     _starts: dict[str, int] = field(default_factory=dict)
 
-    def locate(self, path: JsonPath) -> tuple[int, int]:
+    def locate(self, path: JsonPath, value: str | None = None) -> tuple[int, int]:
         """
-        Find a value in the body text; an item of the list is found without reading the ones before it.
+        Find a value in the body text.
+
+        Args:
+            path: Its path from the top of the body.
+            value: What it is, if it is a string: then it is found without reading what stands before it.
+
+        Returns:
+            Its first offset, and the one behind its last unless *value* was given.
         """
         key = path[0]
         assert isinstance(key, str)
+        start, rest = self._starts[key], path[1:]
         if self.array is not None and len(path) > 1 and key == _DIALECTS[self.api].items:
             index = path[1]
             assert isinstance(index, int)
-            return locate(self.text, self.elements[index].start, path[2:])
-        return locate(self.text, self._starts[key], path[1:])
+            _, start, end = self.elements[index]
+            rest = path[2:]
+            last = path[-1]
+            if value is not None and isinstance(last, str):
+                place = find_literal(self.text, start, end, last, value)
+                if place >= 0:
+                    return place, place
+        return locate(self.text, start, rest)
 
 
 def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Document:
@@ -240,7 +281,7 @@ def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Do
     if isinstance(listed, str):
         document.count = 1
         document.items.append(Item((dialect.items,), "user", [Text((dialect.items,), listed)], listed))
-    elif isinstance(listed, list) and (not listed or isinstance(listed[0], Element)):
+    elif isinstance(listed, list):
         last = next(member for member in reversed(members) if member.key == dialect.items)
         document.array = (last.start, last.end)
         document.elements = listed
@@ -251,44 +292,38 @@ def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Do
 
 def _read_items(document: Document, key: str) -> None:
     leading = True
-    for index, element in enumerate(document.elements):
-        value = element.value
-        path: JsonPath = (key, index)
+    items = document.items
+    for index, (value, start, end) in enumerate(document.elements):
         role: Role = "other"
-        texts: list[Text] = []
-        if isinstance(value, dict):
-            role = _role(value)
-            if role in ("system", "user", "assistant") or "content" in value:
-                texts = _texts(value.get("content"), (*path, "content"))
-            if not texts and role == "tool":
-                texts = _texts(value.get("output"), (*path, "output"))
-            if role == "user" and not texts and _has_tool_result(value.get("content")):
-                role = "tool"
+        if type(value) is dict:
+            said = value.get("role")
+            if type(said) is str:
+                role = _ROLES.get(said, "other")
+                if role == "user" and _holds_results(value.get("content")):
+                    role = "tool"
+            elif type(value.get("type")) is str:
+                role = _ITEM_ROLES.get(value["type"], "other")
         leading = leading and role == "system"
-        document.items.append(Item(path, role, texts, value, element.start, element.end, leading))
+        items.append(Item((key, index), role, None, value, start, end, leading))
 
 
-def _role(value: dict[str, Any]) -> Role:
-    kind = value.get("type")
-    if isinstance(kind, str) and kind in _ITEM_ROLES:
-        return _ITEM_ROLES[kind]
-    role = value.get("role")
-    return _ROLES.get(role, "other") if isinstance(role, str) else "other"
-
-
-def _has_tool_result(content: Any) -> bool:
-    return isinstance(content, list) and any(
-        isinstance(part, dict) and part.get("type") == "tool_result" for part in content
-    )
+def _holds_results(content: Any) -> bool:
+    """
+    Tell whether content is nothing but results of tools, which one dialect sends in the user's name.
+    """
+    if type(content) is not list:
+        return False
+    kinds = {part.get("type", "text") for part in content if isinstance(part, dict) and type(part.get("type")) is str}
+    return "tool_result" in kinds and kinds.isdisjoint(_TEXT_PARTS)
 
 
 def _texts(content: Any, path: JsonPath) -> list[Text]:
     """
     Read the texts of a content value: a string, or a list of parts.
     """
-    if isinstance(content, str) and type(content) is str:
+    if type(content) is str:
         return [Text(path, content)]
-    if not isinstance(content, list):
+    if type(content) is not list:
         return []
     texts = []
     for index, part in enumerate(content):
@@ -317,7 +352,7 @@ def _read_prompt(document: Document, dialect: _Dialect, markers: TurnMarkers | N
         end = cuts[index + 1][0] if index + 1 < len(cuts) else len(prompt)
         close = prompt.find(markers.end, begin, end)
         leading = leading and role == "system"
-        text = Text((key,), prompt[begin : end if close < 0 else close], base=begin)
+        text = Text((key,), prompt[begin : end if close < 0 else close], base=begin, whole=prompt)
         document.items.append(Item((key,), role, [text], None, leading=leading))
     document.split = bool(cuts)
 

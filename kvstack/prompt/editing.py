@@ -5,12 +5,46 @@ From findings to edits of the raw body: spans inside literals, parts and items t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from kvstack.prompt.dialects import Document, Text
-from kvstack.prompt.matching import Op
+from kvstack.prompt.ruleset import Rule
 from kvstack.prompt.splice import Edit, JsonPath, escape, raw_offsets, removal, walk_array
 
-__all__ = ["body_edits", "changed_text", "settle"]
+__all__ = ["Op", "body_edits", "changed_text", "settle"]
+
+
+@dataclass(slots=True)
+class Op:
+    """
+    One replacement inside a text, in decoded offsets.
+
+    Attributes:
+        text: The text.
+        start: Offset of the first character that goes.
+        end: Offset behind the last one.
+        new: What takes its place; None until the conversation is known, or if nothing changes.
+        bare: What it counts as when conversations are compared.
+        rule: The rule.
+        key: For `freeze`: the name of the value in the conversation's memory.
+        counted: It is reported as a hit.
+    """
+
+    text: Text
+    start: int
+    end: int
+    new: str | None
+    bare: str
+    rule: Rule
+    key: str = ""
+    counted: bool = True
+
+    @property
+    def live(self) -> str:
+        """
+        What stands there now.
+        """
+        return self.text.value[self.start : self.end]
 
 
 def settle(ops: Sequence[Op]) -> list[Op]:
@@ -76,7 +110,8 @@ def body_edits(
 
 def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> list[Edit]:
     offsets = [op.text.base + offset for op in group for offset in (op.start, op.end)]
-    raw = raw_offsets(document.text, document.locate(path)[0], offsets)
+    text = group[0].text
+    raw = raw_offsets(document.text, document.locate(path, text.whole or text.value)[0], offsets)
     return [Edit(raw[2 * n], raw[2 * n + 1], escape(op.new or "")) for n, op in enumerate(group)]
 
 
@@ -95,19 +130,21 @@ def _without_parts(
     else:
         leftover = []
     flags = [index in gone for index in range(len(elements))]
-    spans = [(element.start, element.end) for element in elements]
+    spans = [(first, last) for _, first, last in elements]
     return leftover + [Edit(first, last, "") for first, last in removal(spans, flags, (spans[0][0], end - 1)) if gone]
 
 
 def _item_edits(document: Document, dropped: Sequence[int], inserted: Mapping[int, Sequence[str]]) -> list[Edit]:
     elements = document.elements
+    if not dropped and not inserted:
+        return []
     edits = [
-        Edit(elements[index].end, elements[index].end, "".join(f",{raw}" for raw in raws))
+        Edit(elements[index][2], elements[index][2], "".join(f",{raw}" for raw in raws))
         for index, raws in inserted.items()
     ]
     if dropped:
         gone = set(dropped)
-        spans = [(element.start, element.end) for element in elements]
+        spans = [(first, last) for _, first, last in elements]
         flags = [index in gone for index in range(len(elements))]
         # Removal starts at the end of the element before; an insertion there comes first.
         edits += [Edit(first, last, "") for first, last in removal(spans, flags, (spans[0][0], spans[-1][1]))]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvstack.prompt.dialects import Text
 from kvstack.prompt.pattern import Found, Pattern
 
-__all__ = ["Block", "Head", "HeadBlock", "match_first", "read_head"]
+__all__ = ["Block", "Head", "HeadBlock", "HeadReader", "match_first"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,13 @@ class Block:
     name: str
     patterns: tuple[Pattern, ...]
     repeat: bool = False
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """
+        What its patterns begin with; empty strings for those that begin with a token.
+        """
+        return tuple(pattern.head for pattern in self.patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +74,62 @@ def match_first(patterns: Sequence[Pattern], text: str, pos: int) -> Found | Non
     return None
 
 
-def read_head(texts: Sequence[Text], blocks: Sequence[Block]) -> Head:
+class HeadReader:
     """
-    Read the head of a user item; the cursor goes on to the next text only if blocks fill the one before it.
+    Reads the heads of user items; made once for each client.
+
+    Args:
+        blocks: The kinds of block that its user texts begin with.
     """
-    read: list[HeadBlock] = []
-    used: set[str] = set()
-    doubled: set[str] = set()
-    for text in texts:
-        pos = 0
+
+    __slots__ = ("_blocks", "_heads")
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = [(block, block.heads) for block in blocks]
+        self._heads = tuple({head for block in blocks for head in block.heads})
+
+    def read(self, texts: Sequence[Text]) -> Head:
+        """
+        Read the head of a user item; the cursor goes on to the next text only if blocks fill the one before it.
+        """
+        if not self._heads or not texts or not texts[0].value.startswith(self._heads):
+            return _NOTHING
+        read: list[HeadBlock] = []
+        used: set[str] = set()
+        doubled: set[str] = set()
+        for text in texts:
+            pos = 0
+            value = text.value
+            while pos < len(value):
+                hit = self._next(text, pos, used, doubled)
+                if hit is None:
+                    return Head(tuple(read), frozenset(doubled))
+                read.append(hit)
+                used.add(hit.block.name)
+                pos = hit.end
+        return Head(tuple(read), frozenset(doubled))
+
+    def _next(self, text: Text, pos: int, used: set[str], doubled: set[str]) -> HeadBlock | None:
+        hit = None
         value = text.value
-        while pos < len(value):
-            hit = None
-            for block in blocks:
-                again = block.name in used and not block.repeat
-                if again and block.name in doubled:
-                    continue
-                if again or hit is None:
-                    found = match_first(block.patterns, value, pos)
-                    if found is not None and again:
-                        doubled.add(block.name)
-                    elif found is not None:
-                        hit = HeadBlock(block, text, found, _skip_blank(value, found.end))
-            if hit is None:
-                return Head(tuple(read), frozenset(doubled))
-            read.append(hit)
-            used.add(hit.block.name)
-            pos = hit.end
-    return Head(tuple(read), frozenset(doubled))
+        if not value.startswith(self._heads, pos):
+            return None
+        for block, heads in self._blocks:
+            if not value.startswith(heads, pos):
+                continue
+            again = block.name in used and not block.repeat
+            if again and block.name in doubled:
+                continue
+            if again or hit is None:
+                found = match_first(block.patterns, value, pos)
+                if found is not None and again:
+                    doubled.add(block.name)
+                elif found is not None:
+                    hit = HeadBlock(block, text, found, _skip_blank(value, found.end))
+        return hit
+
+
+_NOTHING = Head(())
 
 
 def _skip_blank(text: str, pos: int) -> int:

@@ -11,48 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstack.core.rulespec import RuleSpec
+from kvstack.prompt.conversation import ConversationMemory, digest_item
 from kvstack.prompt.dialects import Document, Item, Text
-from kvstack.prompt.head import Head, HeadBlock, match_first, read_head
+from kvstack.prompt.editing import Op, body_edits, changed_text, settle
+from kvstack.prompt.head import Head, HeadBlock, match_first
 from kvstack.prompt.metadata import cut_keys, fits, plain
-from kvstack.prompt.pattern import Found, Pattern
+from kvstack.prompt.pattern import Found, Pattern, search_all
+from kvstack.prompt.recurring import MAX_ITEM_CHARACTERS, Local
 from kvstack.prompt.ruleset import Client, Rule
-from kvstack.prompt.splice import JsonPath, NotJson
+from kvstack.prompt.splice import Edit, JsonPath, NotJson
 
-__all__ = ["Append", "Carrier", "Findings", "Op", "find_all"]
-
-
-@dataclass(slots=True)
-class Op:
-    """
-    One replacement inside a text, in decoded offsets.
-
-    Attributes:
-        text: The text.
-        start: Offset of the first character that goes.
-        end: Offset behind the last one.
-        new: What takes its place; None until the conversation is known, or if nothing changes.
-        bare: What it counts as when conversations are compared.
-        rule: The rule.
-        key: For `freeze`: the name of the value in the conversation's memory.
-        counted: It is reported as a hit.
-    """
-
-    text: Text
-    start: int
-    end: int
-    new: str | None
-    bare: str
-    rule: Rule
-    key: str = ""
-    counted: bool = True
-
-    @property
-    def live(self) -> str:
-        """
-        What stands there now.
-        """
-        return self.text.value[self.start : self.end]
+__all__ = ["Append", "Carrier", "Findings", "find_all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +61,7 @@ class Findings:
         carriers: Whole messages that the client adds to the newest turn.
         done: Rules that are counted already: rule, path, how many things.
         message_ids: `message_id` keys removed.
+        local: What is settled already, by index of the item.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -99,13 +69,19 @@ class Findings:
     carriers: list[Carrier] = field(default_factory=list)
     done: list[tuple[Rule, JsonPath, int]] = field(default_factory=list)
     message_ids: int = 0
+    local: dict[int, Local] = field(default_factory=dict)
 
 
-def find_all(document: Document, client: Client) -> Findings:
+def find_all(document: Document, client: Client, memory: ConversationMemory | None = None) -> Findings:
     """
     Find the blocks of all rules of a client.
+
+    Args:
+        document: The request.
+        client: Its client.
+        memory: Holds results for items that came before.
     """
-    finder = _Finder(document, client)
+    finder = _Finder(document, client, memory)
     finder.carriers()
     finder.system()
     finder.tools()
@@ -117,16 +93,17 @@ Group = tuple[list[Rule], Found]
 
 
 class _Finder:
-    def __init__(self, document: Document, client: Client) -> None:
+    def __init__(self, document: Document, client: Client, memory: ConversationMemory | None) -> None:
         self.document = document
         self.client = client
         self.findings = Findings()
         self._dialect = document.api.value
         self._seen: dict[str, int] = {}
         self._carriers: set[int] = set()
+        self._cache = memory.items if memory is not None else None
 
-    def _rules(self, where: str) -> list[Rule]:
-        return [rule for rule in self.client.at(where) if self._dialect in rule.spec.dialects]
+    def _rules(self, where: str) -> Sequence[Rule]:
+        return self.client.at(where, self._dialect)
 
     def carriers(self) -> None:
         """
@@ -138,9 +115,9 @@ class _Finder:
         rules = self._rules("message")
         items = self.document.items
         for index, item in enumerate(items):
-            if len(item.texts) != 1 or item.start < 0 or item.leading or not index:
+            if item.role not in ("user", "system") or item.start < 0 or item.leading or not index:
                 continue
-            if item.role != "system" and (item.role != "user" or items[index - 1].role not in ("user", "tool")):
+            if (item.role == "user" and items[index - 1].role not in ("user", "tool")) or len(item.texts) != 1:
                 continue
             value = item.texts[0].value
             for block in self.client.messages:
@@ -185,20 +162,85 @@ class _Finder:
         for rule in self._rules("user head"):
             heads.setdefault(rule.block.name, []).append(rule)
         tails = self._rules("user tail")
-        if not (first or heads or tails):
-            return
         opening: Item | None = None
         for index, item in enumerate(self.document.items):
-            if item.role != "user" or not item.texts or index in self._carriers:
+            if index in self._carriers:
                 continue
-            head = read_head(item.texts, self.client.head)
-            if opening is None:
-                opening = item
+            if item.role != "user":
+                self._recurring(index, item, None)
+                continue
+            if opening is None and not item.texts:
+                continue
+            contextual = opening is None and bool(first)
+            opening = opening or item
+            if not contextual and self._recurring(index, item, None):
+                continue
+            own = Findings()
+            outer, self.findings = self.findings, own
+            head = self.client.head.read(item.texts)
+            if contextual:
                 self._first_user(item, head, first)
             for block in head.blocks:
                 self._head_block(block, head, heads.get(block.block.name, ()), opening)
             for rule in tails:
                 self._tail(item.texts[-1], rule)
+            self.findings = outer
+            if contextual or not self._recurring(index, item, own):
+                outer.ops += own.ops
+                outer.appends += own.appends
+                outer.done += own.done
+                outer.message_ids += own.message_ids
+
+    def _recurring(self, index: int, item: Item, own: Findings | None) -> bool:
+        """
+        Look up what an item comes to, or keep it.
+
+        Args:
+            index: Index of the item.
+            item: The item.
+            own: What was found in it, to keep; None to look it up.
+
+        Returns:
+            Whether the item is settled.
+        """
+        if self._cache is None or not 0 <= item.start < item.end <= item.start + MAX_ITEM_CHARACTERS:
+            return False
+        key = (self.client.name, self._dialect, self.document.text[item.start : item.end])
+        if own is None:
+            local = self._cache.get(key)
+            if local is None and item.role != "user":
+                local = Local(digest_item(item, [text.value for text in item.texts]))
+                self._cache.put(key, local)
+        else:
+            local = self._settle(item, own)
+            if local is not None:
+                self._cache.put(key, local)
+        if local is None:
+            return False
+        self.findings.local[index] = local
+        return True
+
+    def _settle(self, item: Item, own: Findings) -> Local | None:
+        """
+        Turn what was found in an item into edits, if it depends on nothing else.
+        """
+        if own.appends or any(op.new is None or op.rule.spec.action not in ("drop", "constant") for op in own.ops):
+            return None
+        ops = settle(own.ops)
+        texts = [changed_text(text, [op for op in ops if op.text is text], bare=True) for text in item.texts]
+        if not all(texts):
+            return None
+        edits = body_edits(self.document, ops, (), {}) if ops else []
+        base = len(item.path)
+        done = [(rule, path[base:], n) for rule, path, n in own.done]
+        done += [(op.rule, op.text.path[base:], 1) for op in ops if op.counted]
+        return Local(
+            digest_item(item, texts),
+            tuple(Edit(edit.start - item.start, edit.end - item.start, edit.replacement) for edit in edits),
+            tuple(done),
+            sum(op.rule.spec.switch == "strip_timestamps" for op in ops),
+            own.message_ids,
+        )
 
     def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
         for rule in rules:
@@ -237,8 +279,7 @@ class _Finder:
         stop = len(text.value) if end is None else end
         matches = [
             (found.start, -found.end, order, rule, found)
-            for order, rule in enumerate(rules)
-            for found in _occurrences(text.value, rule.spec, rule.block.patterns, begin, stop)
+            for order, rule, found in _occurrences(text.value, rules, begin, stop)
             if not rule.spec.has or fits(found.value, dict(rule.spec.has))
         ]
         matches.sort(key=lambda match: match[:3])
@@ -267,18 +308,20 @@ class _Finder:
         acting = [rule for rule in rules if rule.spec.action != "observe"]
         try:
             cuts = cut_keys(text.value, start, {key for rule in acting for key in rule.spec.keys})
-            found = cut_keys(text.value, start, {key for rule in rules for key in rule.spec.keys})
+            found = cuts
+            if len(acting) < len(rules):
+                found = cut_keys(text.value, start, {key for rule in rules for key in rule.spec.keys})
         except NotJson:
             return
         if acting:
             self.findings.ops += [Op(text, first, last, "", "", acting[0], counted=False) for first, last in cuts.spans]
         for rule in rules:
             counts = cuts if rule in acting else found
-            n = sum(counts.counts[key] for key in rule.spec.keys)
+            n = sum(counts.counts.get(key, 0) for key in rule.spec.keys)
             if n:
                 self.findings.done.append((rule, text.path, n))
             if rule in acting and "message_id" in rule.spec.keys:
-                self.findings.message_ids += cuts.counts["message_id"]
+                self.findings.message_ids += cuts.counts.get("message_id", 0)
             if rule.spec.action in ("sticky", "tail"):
                 for key in rule.spec.keys:
                     if key in cuts.values:
@@ -345,17 +388,29 @@ def _first_target(patterns: Iterable[Pattern], text: str) -> str:
     return ""
 
 
-def _occurrences(text: str, spec: RuleSpec, patterns: Iterable[Pattern], begin: int, end: int) -> Iterator[Found]:
+def _occurrences(text: str, rules: Sequence[Rule], begin: int, end: int) -> Iterator[tuple[int, Rule, Found]]:
     """
-    Find the matches of a pattern that is searched for.
+    Find the blocks of rules that are searched for; patterns with the same beginning are looked for together.
     """
-    for pattern in patterns:
-        if spec.at == "start":
-            found = pattern.match(text, begin)
-            if found is not None and found.end <= end:
-                yield found
-        else:
-            yield from pattern.search(text, begin, end, anywhere=spec.at == "any")
+    by_head: dict[str, dict[tuple[str, bool], tuple[Pattern, list[tuple[int, Rule]]]]] = {}
+    for order, rule in enumerate(rules):
+        for pattern in rule.block.patterns:
+            if rule.spec.at == "start":
+                if text.startswith(pattern.head, begin):
+                    found = pattern.match(text, begin)
+                    if found is not None and found.end <= end:
+                        yield order, rule, found
+            else:
+                same = by_head.setdefault(pattern.head, {})
+                entry = same.setdefault((pattern.source, rule.spec.at == "any"), (pattern, []))
+                entry[1].append((order, rule))
+    for head, group in by_head.items():
+        if text.find(head, begin, end) < 0:
+            continue
+        entries = list(group.items())
+        for number, found in search_all([(pattern, key[1]) for key, (pattern, _) in entries], text, begin, end):
+            for order, rule in entries[number][1][1]:
+                yield order, rule, found
 
 
 def _tool_texts(tools: Any) -> Iterator[Text]:

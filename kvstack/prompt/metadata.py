@@ -4,7 +4,6 @@ Keys in the JSON of a metadata block: found at any depth, cut without a dangling
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +27,7 @@ class KeyCuts:
     """
 
     spans: list[tuple[int, int]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, int] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
 
 
@@ -52,13 +51,13 @@ def _visit(text: str, start: int, keys: Set[str], cuts: KeyCuts, depth: int) -> 
             cuts.spans += removal([(m.key_start, m.end) for m in members], dropped, (start + 1, end - 1))
         for member, gone in zip(members, dropped, strict=True):
             if gone:
-                cuts.counts[member.key] += 1
+                cuts.counts[member.key] = cuts.counts.get(member.key, 0) + 1
                 cuts.values[member.key] = text[member.start : member.end]
-            else:
+            elif text[member.start] in "{[":
                 _visit(text, member.start, keys, cuts, depth + 1)
     elif text.startswith("[", start):
-        for element in walk_array(text, start)[0]:
-            _visit(text, element.start, keys, cuts, depth + 1)
+        for _, first, _ in walk_array(text, start)[0]:
+            _visit(text, first, keys, cuts, depth + 1)
 
 
 def fits(value: Any, has: dict[str, str]) -> bool:

@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvstack.prompt.splice import NotJson, read_value, skip_space
 
-__all__ = ["Found", "Pattern", "PatternError", "compile_pattern"]
+__all__ = ["Found", "Pattern", "PatternError", "compile_pattern", "search_all"]
 
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
@@ -266,26 +266,18 @@ class Pattern:
         """
         Match exactly at *pos*.
         """
-        return self._match(text, pos, {})
+        return self.match_on(text, pos, {})
 
     def search(self, text: str, begin: int, end: int, *, anywhere: bool) -> Iterator[Found]:
         """
         Yield the matches inside a span that do not overlap, each at the start of a line unless *anywhere*.
-
-        However often the pattern begins without ending, no part of the text is read more than a few times.
         """
-        seen: dict[int, int] = {}
-        pos = text.find(self.head, begin, end)
-        while pos >= 0:
-            behind = pos + 1
-            if anywhere or pos == 0 or text[pos - 1] == "\n":
-                found = self._match(text, pos, seen)
-                if found is not None and pos < found.end <= end:
-                    yield found
-                    behind = found.end
-            pos = text.find(self.head, behind, end)
+        return (found for _, found in search_all([(self, anywhere)], text, begin, end))
 
-    def _match(self, text: str, pos: int, seen: dict[int, int]) -> Found | None:
+    def match_on(self, text: str, pos: int, seen: dict[int, int]) -> Found | None:
+        """
+        Match exactly at *pos*, with what a search has *seen* of the text before.
+        """
         start = pos
         target_start = start
         target_end = -1
@@ -341,6 +333,38 @@ class Pattern:
             place = following.find(text, pos, len(text))
             seen[index] = place = place if place >= 0 else len(text) + 1
         return place if place < limit else -1
+
+
+def search_all(
+    patterns: Sequence[tuple[Pattern, bool]], text: str, begin: int, end: int
+) -> Iterator[tuple[int, Found]]:
+    """
+    Search a span for several patterns that begin with the same literal.
+
+    However often a pattern begins without ending, no part of the text is read more than a few times.
+
+    Args:
+        patterns: Each with whether it may match anywhere, or at the start of a line only.
+        text: The text.
+        begin: Start of the span.
+        end: End of the span.
+
+    Yields:
+        The number of a pattern and its match; matches of one pattern do not overlap.
+    """
+    head = patterns[0][0].head
+    seen: list[dict[int, int]] = [{} for _ in patterns]
+    resume = [begin] * len(patterns)
+    pos = text.find(head, begin, end)
+    while pos >= 0:
+        at_line = pos == 0 or text[pos - 1] == "\n"
+        for number, (pattern, anywhere) in enumerate(patterns):
+            if pos >= resume[number] and (at_line or anywhere):
+                found = pattern.match_on(text, pos, seen[number])
+                if found is not None and pos < found.end <= end:
+                    resume[number] = found.end
+                    yield number, found
+        pos = text.find(head, max(pos + 1, min(resume)), end)
 
 
 def _first_read(token: _Token, text: str, pos: int, limit: int) -> int:

@@ -5,7 +5,7 @@ Rules as data: packs are read, laid over with the user's settings, and compiled 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kvstack.core.rulespec import (
@@ -19,7 +19,7 @@ from kvstack.core.rulespec import (
     parse_pack_spec,
 )
 from kvstack.errors import ConfigError, Problem
-from kvstack.prompt.head import Block
+from kvstack.prompt.head import Block, HeadReader
 from kvstack.prompt.pattern import Pattern, PatternError, compile_pattern
 
 __all__ = ["Client", "Pack", "Rule", "RuleSet", "RuleSettings", "Side", "compile_rules", "parse_pack"]
@@ -109,19 +109,20 @@ class Client:
         name: Its name; empty for a request whose client was not detected.
         detect: Its signs; any one is enough.
         rules: Active rules that apply to it, those for any client included.
-        head: Blocks at the head of its user texts.
+        head: Reads the head of its user texts.
         tail: Blocks at their end.
         messages: Blocks that are a message of their own.
         sides: Its side requests.
         session_headers: Headers that hold the client's own name of the conversation, in lower case.
         session_keys: Top-level body keys that do.
         warnings: What the user should hear once.
+        positions: The rules by position and dialect.
     """
 
     name: str
     detect: tuple[DetectSpec, ...]
     rules: tuple[Rule, ...]
-    head: tuple[Block, ...]
+    head: HeadReader
     tail: tuple[Block, ...]
     messages: tuple[Block, ...]
     sides: tuple[Side, ...]
@@ -129,11 +130,13 @@ class Client:
     session_keys: tuple[str, ...] = ()
     warnings: tuple[WarningSpec, ...] = ()
 
-    def at(self, where: str) -> tuple[Rule, ...]:
+    positions: Mapping[tuple[str, str], tuple[Rule, ...]] = field(default_factory=dict)
+
+    def at(self, where: str, dialect: str) -> tuple[Rule, ...]:
         """
-        Return the rules of one position.
+        Return the rules of one position in one dialect.
         """
-        return tuple(rule for rule in self.rules if rule.spec.where == where)
+        return self.positions.get((where, dialect), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,14 +253,24 @@ def _client(name: str, pack: Pack | None, rules: Iterable[Rule], sides: Iterable
         name,
         pack.spec.detect if pack else (),
         active,
-        tuple(declared["user head"]),
+        HeadReader(declared["user head"]),
         tuple(declared["user tail"]),
         tuple(declared["message"]),
         tuple(sides),
         tuple(name.lower() for name in pack.spec.session_headers) if pack else (),
         pack.spec.session_keys if pack else (),
         pack.spec.warning if pack else (),
+        _positions(active),
     )
+
+
+def _positions(rules: Iterable[Rule]) -> dict[tuple[str, str], tuple[Rule, ...]]:
+    found: dict[tuple[str, str], tuple[Rule, ...]] = {}
+    for rule in rules:
+        for dialect in rule.spec.dialects:
+            key = (rule.spec.where, dialect)
+            found[key] = (*found.get(key, ()), rule)
+    return found
 
 
 class _Problems:

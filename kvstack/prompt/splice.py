@@ -22,6 +22,7 @@ __all__ = [
     "Number",
     "apply_edits",
     "escape",
+    "find_literal",
     "locate",
     "raw_offsets",
     "read_value",
@@ -49,7 +50,10 @@ class Number(str):
 
 
 _scan = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number).scan_once  # type: ignore[attr-defined]
+_PLAIN = json.JSONEncoder(ensure_ascii=False)
 _SPACE = " \t\n\r"
+# Spelling a longer string costs more than reading what stands before it.
+_MAX_SPELLED = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +84,8 @@ class Member:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
-    """
-    One value of a JSON array, with its place in the text.
-    """
-
-    value: Any
-    start: int
-    end: int
+Element = tuple[Any, int, int]
+"""One value of a JSON array, with the offsets of its first character and behind its last."""
 
 
 def skip_space(text: str, pos: int) -> int:
@@ -169,16 +166,25 @@ def walk_array(text: str, pos: int) -> tuple[list[Element], int]:
     pos = skip_space(text, pos + 1)
     if text[pos : pos + 1] == "]":
         return elements, pos + 1
-    while True:
-        value, end = read_value(text, pos)
-        elements.append(Element(value, pos, end))
-        pos = skip_space(text, end)
-        mark = text[pos : pos + 1]
-        if mark == "]":
-            return elements, pos + 1
-        if mark != ",":
-            raise NotJson(f"expected a comma at {pos}")
-        pos = skip_space(text, pos + 1)
+    length = len(text)
+    try:
+        while True:
+            value, end = _scan(text, pos)
+            elements.append((value, pos, end))
+            pos = end
+            while pos < length and text[pos] in _SPACE:
+                pos += 1
+            mark = text[pos : pos + 1]
+            pos += 1
+            if mark == ",":
+                while pos < length and text[pos] in _SPACE:
+                    pos += 1
+            elif mark == "]":
+                return elements, pos
+            else:
+                raise NotJson(f"expected a comma at {pos - 1}")
+    except (StopIteration, ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from None
 
 
 def locate(text: str, start: int, path: Sequence[str | int]) -> tuple[int, int]:
@@ -194,11 +200,31 @@ def locate(text: str, start: int, path: Sequence[str | int]) -> tuple[int, int]:
             members, _, _ = walk_object(text, start)
             start, end = next((m.start, m.end) for m in reversed(members) if m.key == step)
         else:
-            element = walk_array(text, start)[0][step]
-            start, end = element.start, element.end
+            _, start, end = walk_array(text, start)[0][step]
     if end < 0:
         _, end = read_value(text, start)
     return start, end
+
+
+def find_literal(text: str, start: int, end: int, key: str, value: str) -> int:
+    """
+    Find the literal of *value* under *key* between two offsets, if it is spelled as most writers do and stands once.
+
+    Returns:
+        The offset of its opening quote, or -1 if it takes a closer look to find it.
+    """
+    if len(value) > _MAX_SPELLED:
+        return -1
+    for spelled in (_PLAIN.encode(value), json.dumps(value)):
+        place = text.find(spelled, start, end)
+        if place < 0:
+            continue
+        before = place - 1 if text[place - 1] == ":" else place - 2
+        quoted = f'"{key}":'
+        if not text.startswith(quoted, before + 1 - len(quoted)) or text.find(spelled, place + 1, end) >= 0:
+            return -1
+        return place
+    return -1
 
 
 def raw_offsets(text: str, literal_start: int, decoded: Sequence[int]) -> list[int]:
@@ -217,18 +243,44 @@ def raw_offsets(text: str, literal_start: int, decoded: Sequence[int]) -> list[i
     raw = literal_start + 1
     seen = 0
     for target in decoded:
-        while True:
-            escape_at = text.find("\\", raw, raw + (target - seen))
-            if escape_at < 0:
-                raw += target - seen
-                seen = target
-                break
-            seen += escape_at - raw
-            raw = escape_at
-            raw += _escape_length(text, raw)
-            seen += 1
+        if target > seen:
+            raw = _advance(text, raw, target - seen)
+            seen = target
         result.append(raw)
     return result
+
+
+def _advance(text: str, raw: int, step: int) -> int:
+    r"""
+    Go *step* decoded characters on from the raw offset.
+
+    Without `\u` every escape takes two characters for one, and escapes are counted at C speed: each backslash opens
+    one, but of two in a row only the first.  The estimate grows to the least offset that fits, which is the right one.
+    """
+    if text.find("\\u", raw, raw + 2 * step) >= 0:
+        return _walk_escapes(text, raw, step)
+    # `clean` is an offset that no escape spans; what stands before it is counted once.
+    clean, escapes = raw, 0
+    end = raw + step
+    while True:
+        total = escapes + text.count("\\", clean, end) - text.count("\\\\", clean, end)
+        if raw + step + total == end:
+            return end
+        if text[end - 1] != "\\":
+            clean, escapes = end, total
+        end = raw + step + total
+
+
+def _walk_escapes(text: str, raw: int, step: int) -> int:
+    """
+    Go on escape by escape.
+    """
+    while True:
+        escape_at = text.find("\\", raw, raw + step)
+        if escape_at < 0:
+            return raw + step
+        step -= escape_at - raw + 1
+        raw = escape_at + _escape_length(text, escape_at)
 
 
 def _escape_length(text: str, pos: int) -> int:

@@ -23,8 +23,8 @@ from kvstack.prompt.conversation import (
 )
 from kvstack.prompt.detection import detect_client, side_label
 from kvstack.prompt.dialects import Api, Document, Item, Text, api_of, read_document, turn_markers
-from kvstack.prompt.editing import body_edits, changed_text, settle
-from kvstack.prompt.matching import Append, Findings, Op, find_all
+from kvstack.prompt.editing import Op, body_edits, changed_text, settle
+from kvstack.prompt.matching import Append, Findings, find_all
 from kvstack.prompt.ruleset import Client, Rule, RuleSet
 from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
 
@@ -147,13 +147,17 @@ class _Request:
         self.memory = memory
         self.headers = headers
         self.client: Client = detect_client(document, rules, headers)
-        self.findings: Findings = find_all(document, self.client)
+        if memory is not None:
+            memory.items.use(rules)
+        self.findings: Findings = find_all(document, self.client, memory)
         self.ops = settle(self.findings.ops)
         self.hits: list[Hit] = []
         # Items that count: carriers and reasoning come and go, the rest is the conversation.
         carriers = {carrier.index for carrier in self.findings.carriers}
         self._indices = [
-            index for index, item in enumerate(document.items) if index not in carriers and not _is_reasoning(item)
+            index
+            for index, item in enumerate(document.items)
+            if item.role != "reasoning" and not (carriers and index in carriers)
         ]
         self._counted = [document.items[index] for index in self._indices]
 
@@ -168,11 +172,22 @@ class _Request:
         self._count(appends)
         edits = body_edits(document, [*self.ops, *appends], plan.dropped, plan.inserted)
         edits += self._force_cache_prompt()
+        touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.live}
+        stamps = sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in self.ops)
+        ids = findings.message_ids
+        for index, local in findings.local.items():
+            if local.edits:
+                item = document.items[index]
+                touched.add(item.path)
+                start = item.start
+                edits += [Edit(start + edit.start, start + edit.end, edit.replacement) for edit in local.edits]
+                stamps += local.timestamps
+                ids += local.message_ids
+        edits.sort(key=lambda edit: (edit.start, edit.end))
         if self.memory is not None:
             self._remember(chain, state, plan, live)
         if not document.split:
             self.hits.append(Hit(_UNSPLIT, "", "untouched"))
-        touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.live}
         return Stripped(
             body=apply_edits(document.text, edits).encode("utf-8") if edits else body,
             hits=tuple(self.hits),
@@ -180,8 +195,8 @@ class _Request:
             client=self.client.name or None,
             conversation=state.conversation or None,
             items=document.count,
-            ts_removed=sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in self.ops),
-            msg_ids_removed=findings.message_ids,
+            ts_removed=stamps,
+            msg_ids_removed=ids,
             items_modified=len(touched) + len(plan.dropped) + sum(map(len, plan.inserted.values())),
             stream=document.top.get("stream") is True,
             side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}),
@@ -211,13 +226,21 @@ class _Request:
         by_text: dict[int, list[Op]] = {}
         for op in self.ops:
             by_text.setdefault(id(op.text), []).append(op)
-        link = link_up(b"", self.document.api.value.encode())
+        link = self.document.api.value.encode()
         links: list[bytes] = []
         users: list[int] = []
         count = 0
-        for item in self._counted:
-            texts = [changed_text(text, by_text.get(id(text), ()), bare=True) for text in item.texts]
-            link = link_up(link, digest_item(item, texts))
+        local = self.findings.local
+        for index, item in zip(self._indices, self._counted, strict=True):
+            if index in local:
+                digest = local[index].digest
+            else:
+                texts = [
+                    changed_text(text, by_text[id(text)], bare=True) if id(text) in by_text else text.value
+                    for text in item.texts
+                ]
+                digest = digest_item(item, texts)
+            link = link_up(link, digest)
             count += item.role == "user"
             links.append(link)
             users.append(count)
@@ -262,8 +285,10 @@ class _Request:
         """
         Return the position of the user's newest turn.
         """
-        positions = [index for index, item in enumerate(self._counted) if item.role == "user" and item.texts]
-        return positions[-1] if positions else None
+        counted = self._counted
+        return next(
+            (n for n in range(len(counted) - 1, -1, -1) if counted[n].role == "user" and counted[n].texts), None
+        )
 
     def _is_last(self, position: int) -> bool:
         """
@@ -317,6 +342,8 @@ class _Request:
         """
         Leave each carrier where it first stood, and bring back those whose turn is history.
         """
+        if not self.findings.carriers and not plan.placed:
+            return
         items = self.document.items
         standing: list[Placed] = []
         known = list(plan.placed)
@@ -326,7 +353,7 @@ class _Request:
         for index, item in enumerate(items):
             carrier = by_index.get(index)
             if carrier is None:
-                kept_before += not _is_reasoning(item)
+                kept_before += item.role != "reasoning"
                 continue
             if carrier.rule is None:
                 continue
@@ -373,6 +400,9 @@ class _Request:
     def _count(self, appends: Sequence[Op]) -> None:
         for rule, path, n in self.findings.done:
             self._hit(rule, path, n)
+        for index, local in self.findings.local.items():
+            for rule, inside, n in local.done:
+                self._hit(rule, (*self.document.items[index].path, *inside), n)
         for op in self.ops:
             if op.counted:
                 self._hit(op.rule, op.text.path)
@@ -412,10 +442,6 @@ class _Request:
                             self.memory.warned.add(warning.text)
                         break
         return tuple(found)
-
-
-def _is_reasoning(item: Item) -> bool:
-    return isinstance(item.value, dict) and item.value.get("type") == "reasoning"
 
 
 def _last_text(item: Item, ops: Sequence[Op]) -> Text:

@@ -1,0 +1,109 @@
+"""
+What the rules cost: all packs on bodies of 64 KB, 512 KB and 4 MB, against `json.loads` + `json.dumps` of the same body.
+
+    python benchmarks/rules.py
+
+Prints one Markdown row per body.  The goal is a ratio of 2.0 at most, and no growth of the ratio with the size.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from importlib.resources import files
+
+from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.rules import RuleSet, apply_rules, compile_rules, parse_pack
+
+WORDS = "amber birch cloud delta ember frost grove heath iris jade kayak lemon maple north olive pearl quartz".split()
+SIZES = {"64 KB": 64 * 1024, "512 KB": 512 * 1024, "4 MB": 4 * 1024 * 1024}
+
+
+def load_rules() -> RuleSet:
+    """Compile all packs."""
+    packs = sorted(entry.name for entry in files("kvstack.packs").iterdir() if entry.name.endswith(".toml"))
+    return compile_rules([parse_pack(files("kvstack.packs").joinpath(p).read_text("utf-8"), p) for p in packs])
+
+
+def prose(rng: random.Random, size: int, newline: float = 0.1) -> str:
+    """Make filler text."""
+    out: list[str] = []
+    length = 0
+    while length < size:
+        word = rng.choice(WORDS)
+        out.append(word + ("\n" if rng.random() < newline else " "))
+        length += len(word) + 1
+    return "".join(out)[:size]
+
+
+def openclaw(size: int, message: int) -> bytes:
+    """An OpenClaw conversation of about this many bytes, in messages of about *message* characters."""
+    rng = random.Random(size + message)
+    ids = '  "message_id": "0b6f2f0e-1111-4222-8333-444455556666",\n  "channel": "web"\n'
+    block = '```json\n{\n  "schema": "openclaw.inbound_meta.v1",\n' + ids + "}\n```\n"
+    info = 'Conversation info (untrusted metadata):\n```json\n{\n  "message_id": "m-1",\n  "sender": "cli"\n}\n```\n\n'
+    system = prose(rng, min(size // 3, 25_000)) + "\n" + block
+    tool = {"type": "function", "function": {"name": "read", "description": prose(rng, 900), "parameters": {}}}
+    messages: list[dict[str, object]] = [{"role": "system", "content": system}]
+    total = len(system) + 23_000
+    turn = 0
+    while total < size:
+        turn += 1
+        text = f"{info}[Wed 2026-02-18 20:{turn % 60:02} UTC] {prose(rng, 60)}"
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "read", "arguments": '{"path":"a.txt"}'}}
+        result = prose(rng, min(message, max(0, size - total)))
+        messages += [
+            {"role": "user", "content": [{"type": "text", "text": text}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{turn}", "content": result},
+            {"role": "assistant", "content": prose(rng, 80)},
+        ]
+        total += len(result) + 700
+    messages.append({"role": "user", "content": [{"type": "text", "text": f"{info}[Wed 2026-02-18 21:48 UTC] go on"}]})
+    return json.dumps({"model": "m", "messages": messages, "stream": True, "tools": [tool] * 23}).encode()
+
+
+def plain(size: int) -> bytes:
+    """A body that no rule touches."""
+    rng = random.Random(size)
+    messages: list[dict[str, object]] = [{"role": "system", "content": prose(rng, size // 4)}]
+    while sum(len(str(message["content"])) for message in messages) < size:
+        messages += [{"role": "user", "content": prose(rng, 400)}, {"role": "assistant", "content": prose(rng, 2000)}]
+    return json.dumps({"model": "m", "messages": messages}).encode()
+
+
+def seconds(run: Callable[[], object], repeats: int) -> float:
+    """Return the median processor time of a call, in seconds."""
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        run()
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Print the table."""
+    rules = load_rules()
+    print("| body | bytes | rules, ms | loads + dumps, ms | ratio |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for name, size in SIZES.items():
+        kinds = {
+            "OpenClaw, long tool results": openclaw(size, 8_000),
+            "OpenClaw, short messages": openclaw(size, 300),
+            "no rule matches": plain(size),
+        }
+        for kind, body in kinds.items():
+            repeats = max(7, 20_000_000 // len(body) // 5)
+            memory = ConversationMemory()
+            took = seconds(lambda: apply_rules(body, "/v1/chat/completions", rules, memory), repeats)
+            base = seconds(lambda: json.dumps(json.loads(body)), repeats)
+            row = f"| {name}, {kind} | {len(body):,} | {took * 1000:.2f} | {base * 1000:.2f} | {took / base:.2f} |"
+            print(row)
+
+
+if __name__ == "__main__":
+    main()
