@@ -81,8 +81,8 @@ def cache_ram(facts: Facts) -> Iterator[Finding]:
         return
     # Where the GPU has memory of its own, the model does not take the system's.
     own = machine.carve_out_bytes or 0
-    if _uses_gpu(facts) and not _shares_memory(facts):
-        own = max(own, needed.gpu_bytes)
+    if machine.carve_out_bytes is None and _uses_gpu(facts) and not _shares_memory(facts):
+        own = needed.gpu_bytes
     limit = cache_ram_limit_bytes(needed, ram_bytes=machine.ram_bytes, carve_out_bytes=own, system=machine.system)
     setting = facts.settings.cache_ram_bytes
     if setting == 0 or 0 < setting <= limit:
