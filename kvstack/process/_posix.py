@@ -139,25 +139,32 @@ def start_clock_s(pid: int) -> float | None:
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def oom_kill_count() -> int | None:
+def oom_kill_count(root: Path = Path("/")) -> int | None:
     """
     How often the kernel's OOM killer has struck in this process's control group; None where that is not told.
+
+    Args:
+        root: Where the system's files are.
     """
     try:
-        text = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
-        path = next(line[3:] for line in text.splitlines() if line.startswith("0::"))
-        events = Path(f"/sys/fs/cgroup{path}/memory.events").read_text(encoding="ascii")
+        text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
+        group = next(line[3:] for line in text.splitlines() if line.startswith("0::"))
+        events = (root / "sys/fs/cgroup" / group.lstrip("/") / "memory.events").read_text(encoding="ascii")
         return next(int(line.split()[1]) for line in events.splitlines() if line.startswith("oom_kill "))
     except (OSError, StopIteration, ValueError, IndexError):
         return None
 
 
-def oom_killed(pid: int) -> bool | None:
+def oom_killed(pid: int, path: Path = Path("/dev/kmsg")) -> bool | None:
     """
     Whether the kernel's log says that the OOM killer ended *pid*; None if the log may not be read.
+
+    Args:
+        pid: Process id.
+        path: The kernel's log.
     """
     try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     needle = re.compile(rb"Killed process %d[ ,(]" % pid)

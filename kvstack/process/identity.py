@@ -27,6 +27,7 @@ __all__ = [
     "ProcessIdentity",
     "descendants",
     "end_all",
+    "holds_port",
     "identify",
     "is_alive",
     "mark",
@@ -104,6 +105,22 @@ def descendants(pid: int) -> set[ProcessIdentity]:
         return set()
 
 
+def holds_port(pid: int, port: int) -> bool | None:
+    """
+    Whether a process or one of its descendants listens on a TCP port; None if the system does not tell.
+    """
+    told = False
+    for member in [pid, *(identity.pid for identity in descendants(pid))]:
+        try:
+            connections = psutil.Process(member).net_connections(kind="tcp")
+        except (psutil.Error, OSError):
+            continue
+        told = True
+        if any(item.status == psutil.CONN_LISTEN and item.laddr.port == port for item in connections):
+            return True
+    return False if told else None
+
+
 def port_owners(port: int) -> set[int] | None:
     """
     The pids that listen on a TCP port; None if the system does not tell.
@@ -115,7 +132,7 @@ def port_owners(port: int) -> set[int] | None:
     owners = [
         connection.pid
         for connection in connections
-        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
     ]
     known = {pid for pid in owners if pid is not None}
     # A socket without a pid belongs to another user.

@@ -54,6 +54,8 @@ ATTACH_MISSES = 3
 SECOND_TERM_S = 2.0
 KILL_S = 5.0
 CLOSE_S = 2.0
+RELEASE_S = 6.0
+ATTACH_RELEASE_S = 60.0
 SAY_SILENT_S = 30.0
 
 
@@ -100,6 +102,7 @@ class Hooks:
             is not what the config asks for.
         warm: Warms up; a failed warm-up is the hook's to report.
         release_upstream: Closes the connections to the server: with a request in flight it would not follow a SIGTERM.
+            May let them end by themselves for `stop_timeout_s` first.
         spawned: Takes the new child's identity.
         busy: Tells of the slots, see `kvstack.process.watch.HangWatch.observe`; None if nobody can.
     """
@@ -220,6 +223,7 @@ class Supervisor:
         self._sleep = sleep
         self._spawn = spawn or self._spawn_child
         self._attach_patience_s = attach_patience_s
+        self._release_timeout_s = RELEASE_S + (launch.stop_timeout_s if launch is not None else ATTACH_RELEASE_S)
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._stop_reason = ""
@@ -240,6 +244,7 @@ class Supervisor:
         except _StopAsked:
             if self.state is not State.STOPPING:
                 self._go(State.STOPPING, self._stop_reason)
+                await self._release()
             self._go(State.STOPPED, self._stop_reason)
         except KvstackError as error:
             self._go(State.FAILED, error.what)
@@ -480,7 +485,7 @@ class Supervisor:
         await self._within(child.refresh(), CLOSE_S)
         if not self._kill_asked.is_set():
             # Before the first signal: a server that is asked to end waits for its clients.
-            await self._within(self._hooks.release_upstream(), CLOSE_S)
+            await self._release()
             for wait_s in (patience_s, SECOND_TERM_S):
                 child.terminate()
                 if await self._within(child.gone(), wait_s):
@@ -492,6 +497,9 @@ class Supervisor:
             self._notice(
                 "error", f"llama-server (pid {child.pid}) does not end: the kernel holds it, perhaps in a driver"
             )
+
+    async def _release(self) -> None:
+        await self._within(self._hooks.release_upstream(), self._release_timeout_s)
 
     def _check_remains(self, remains: Remains) -> None:
         if remains.dropped_bytes:

@@ -17,7 +17,7 @@ import psutil
 from kvstack.core.events import Event, Notice, ServerSpawned, StateChanged
 from kvstack.core.lifecycle import State
 from kvstack.errors import StartFailed
-from kvstack.process.identity import ProcessIdentity, descendants, port_owners
+from kvstack.process.identity import ProcessIdentity, holds_port, port_owners
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
 from kvstack.rundir import RawLog
 from kvstack.upstream import Health, Upstream
@@ -112,10 +112,8 @@ class Rig:
             self.raw_log.close()
 
     async def _verify(self, pid: int) -> None:
-        owners = port_owners(self.port)
-        ours = {pid} | {identity.pid for identity in descendants(pid)}
-        if owners is not None and not owners & ours:
-            raise StartFailed("Another server answers on the port", f"pid {owners}", "End it.")
+        if await asyncio.to_thread(holds_port, pid, self.port) is False:
+            raise StartFailed("Another server answers on the port", f"pid {port_owners(self.port)}", "End it.")
 
     async def _release(self) -> None:
         self.released += 1

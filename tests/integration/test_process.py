@@ -460,8 +460,8 @@ async def test_stop_with_a_request_in_flight(
     llama_server: Path, model_path: dict[str, Path], free_port: int, tmp_path: Path, stream: bool, ours: bool
 ) -> None:
     """
-    A request of our own is closed before the first signal, so the server ends at once; a stranger's may hold it until the
-    second signal.
+    A request of our own is closed before the first signal, so the server ends at once; a stranger's may hold it until
+    the second signal.
     """
     argv = real_argv(llama_server, model_path["dense"], free_port)
     rig = Rig(argv, free_port, tmp_path, stop_timeout_s=1.0)
