@@ -1,0 +1,252 @@
+"""What the doctor can see of a machine, and how a running stack is examined."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvstack.llama.memory import Kind
+from kvstack.process.facts import (
+    last_run,
+    look_at_machine,
+    look_at_model,
+    port_answers,
+    preflight,
+    telling_kernel_lines,
+)
+from kvstack.terminal.app import app
+from kvstack.terminal.cli import main  # noqa: F401 - registers the verbs
+
+MODELS = Path(__file__).parents[1] / "models"
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /sys")
+
+
+def write(root: Path, path: str, text: str) -> None:
+    """A file of a make-believe system."""
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+
+
+@linux_only
+def test_strix_halo_is_seen(tmp_path: Path) -> None:
+    """Memory, carve-out, GTT, kernel, watchdog and drivers are read from /proc and /sys."""
+    write(tmp_path, "proc/meminfo", "MemTotal:       130547712 kB\nMemAvailable:   120000000 kB\nCmaFree:  2048 kB")
+    write(tmp_path, "proc/sys/kernel/osrelease", "7.0.12-300.fc44.x86_64")
+    device = "sys/class/drm/card1/device"
+    write(tmp_path, f"{device}/vendor", "0x1002")
+    write(tmp_path, f"{device}/mem_info_vram_total", "536870912")
+    write(tmp_path, f"{device}/mem_info_gtt_total", "103079215104")
+    write(tmp_path, "sys/class/drm/card1-HDMI-A-1/device/vendor", "0x1002")
+    write(tmp_path, "sys/class/drm/card0/device/vendor", "0x10de")
+    write(tmp_path, "sys/module/amdgpu/parameters/lockup_timeout", "")
+    write(tmp_path, "etc/vulkan/icd.d/amd_icd64.json", "{}")
+    write(tmp_path, "usr/share/vulkan/icd.d/radeon_icd.x86_64.json", "{}")
+    seen = look_at_machine(tmp_path)
+    assert (seen.system, seen.kernel) == ("linux", "7.0.12-300.fc44.x86_64")
+    assert seen.ram_bytes == 130547712 * 1024
+    assert seen.available_bytes == 120000000 * 1024
+    assert seen.contiguous_free_bytes == 2048 * 1024
+    assert (seen.carve_out_bytes, seen.gtt_bytes) == (536870912, 103079215104)
+    assert seen.lockup_timeout == ""
+    assert seen.amd_gpu
+    assert seen.vulkan_drivers == (
+        "/etc/vulkan/icd.d/amd_icd64.json",
+        "/usr/share/vulkan/icd.d/radeon_icd.x86_64.json",
+    )
+
+
+@linux_only
+def test_machine_without_such_files(tmp_path: Path) -> None:
+    """Without those files memory comes from the system, and the GPU is unknown."""
+    seen = look_at_machine(tmp_path)
+    assert seen.ram_bytes is not None
+    assert seen.ram_bytes > 0
+    assert (seen.carve_out_bytes, seen.gtt_bytes, seen.amd_gpu, seen.vulkan_drivers) == (None, None, False, ())
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    """Whatever this machine is, looking at it does not fail."""
+    assert look_at_machine().ram_bytes
+
+
+def test_model_that_is_no_gguf(tmp_path: Path) -> None:
+    """A file of another kind is a problem, not a crash; a missing one has missing parts."""
+    path = tmp_path / "m.gguf"
+    path.write_text("hello")
+    assert "starts with" in (look_at_model(path).problem or "")
+    assert look_at_model(tmp_path / "none.gguf").missing_parts == ("none.gguf",)
+    shape = look_at_model(MODELS / "tiny-hybrid.gguf").shape
+    assert shape is not None
+    assert shape.kind == Kind.HYBRID
+
+
+def test_port_that_answers() -> None:
+    """A port with a listener answers, one without does not."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert port_answers("127.0.0.1", port)
+        assert port_answers("0.0.0.0", port)
+    assert not port_answers("127.0.0.1", port)
+
+
+MARK = "(adjust with the `-lv N` CLI arg)"
+
+
+def test_only_the_last_run_of_the_log_counts(tmp_path: Path) -> None:
+    """Lines of earlier runs are left out; without a mark the whole log counts; without a log nothing."""
+    path = tmp_path / "server.log"
+    assert last_run(path) == b""
+    path.write_bytes(b"error: invalid argument: --x\n")
+    assert last_run(path) == b"error: invalid argument: --x\n"
+    path.write_bytes(f"a {MARK}\ndevice lost\n0.00.1 verbosity = 4 {MARK}\nlistening\n".encode())
+    assert last_run(path) == f"0.00.1 verbosity = 4 {MARK}\nlistening\n".encode()
+
+
+def test_end_of_a_long_log(tmp_path: Path) -> None:
+    """Of a long log the end is read, from the start of a line."""
+    path = tmp_path / "server.log"
+    path.write_bytes(b"".join(b"line %05d\n" % number for number in range(1000)))
+    assert last_run(path, limit_bytes=25) == b"line 00998\nline 00999\n"
+
+
+def test_kernel_records() -> None:
+    """Records about the GPU and about memory are kept, without their prefix and their dictionary."""
+    records = [
+        b"4,1234,5678901234,-;amdgpu 0000:c5:00.0: ring comp_1.1.0 timeout\n SUBSYSTEM=pci\n",
+        b"6,1,1,-;usb 1-1: new device\n",
+        b"3,2,2,-;Out of memory: Killed process 4711 (llama-server)\n",
+        b"broken \xff record",
+    ]
+    assert telling_kernel_lines(records) == (
+        "amdgpu 0000:c5:00.0: ring comp_1.1.0 timeout",
+        "Out of memory: Killed process 4711 (llama-server)",
+    )
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config whose llama-server is a stand-in that answers --help, --version and --list-devices."""
+    if sys.platform == "win32":
+        pytest.skip("the stand-in is a shell script")
+    monkeypatch.setenv("KVSTACK_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("KVSTACK_CACHE_DIR", str(tmp_path / "cache"))
+    help_file = Path(__file__).parents[1] / "golden" / "help" / "b11434.txt"
+    binary = tmp_path / "llama-server"
+    binary.write_text(
+        f'#!/bin/sh\ncase "$1" in\n--help) cat {help_file} ;;\n--list-devices) echo "Available devices:" ;;\n'
+        '*) echo "version: 11434 (abcdef0)" ;;\nesac\n'
+    )
+    binary.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = tmp_path / "box.toml"
+    path.write_text(
+        f'[server]\nbinary = "./llama-server"\nmodel = "{MODELS / "tiny-hybrid.gguf"}"\nport = {port}\n'
+        'device = "none"\ncache_ram_mib = 64\nctx_size = 4096\n'
+    )
+    return path
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Run the verb and give exit status and stdout."""
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    return result.exit_code, result.stdout
+
+
+def test_verb_without_findings(config_file: Path) -> None:
+    """A healthy config gives exit status 0 and says that nothing is wrong."""
+    code, out = run(str(config_file))
+    assert code == 0
+    assert "nothing is wrong" in out
+
+
+def test_verb_with_errors(config_file: Path) -> None:
+    """Errors give exit status 1; the envelope holds findings with all their parts, and what they rest on."""
+    overrides = ["--set", "server.cache_ram_mib=0", "--set", "server.device=Vulkan0"]
+    code, out = run(str(config_file), "--json", *overrides)
+    assert code == 1
+    envelope = json.loads(out)
+    assert (envelope["command"], envelope["status"], envelope["exit_code"]) == ("doctor", "error", 1)
+    assert envelope["errors"][0]["what"] == "2 of 2 findings are errors"
+    findings = {finding["code"]: finding for finding in envelope["data"]["findings"]}
+    assert set(findings) == {"cache-ram-off", "device-missing"}
+    for finding in findings.values():
+        assert finding["severity"] == "error"
+        assert finding["what"]
+        assert finding["evidence"]
+        assert finding["remedy"]
+    checked = envelope["data"]["checked"]
+    assert (checked["build"], checked["architecture"], checked["kind"]) == ("b11434-abcdef0", "qwen3next", "hybrid")
+    code, out = run(str(config_file), *overrides)
+    assert code == 1
+    assert "[cache-ram-off]" in out
+    assert "-> Set server.cache_ram_mib" in out
+
+
+def test_verb_without_model_and_binary(config_file: Path) -> None:
+    """A missing model and a missing binary are findings, not the end of the examination."""
+    code, out = run(str(config_file), "--json", "--set", "server.model=none.gguf", "--set", "server.binary=./none")
+    assert code == 1
+    assert {finding["code"] for finding in json.loads(out)["data"]["findings"]} == {"model-missing", "binary"}
+
+
+def test_verb_reads_the_last_run_of_the_log(config_file: Path, tmp_path: Path) -> None:
+    """What the log of the last run says went wrong is a finding."""
+    log = tmp_path / "state" / "box" / "server.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(
+        f"0.00.001.000 I x: verbosity = 4 {MARK}\nAMX is not ready to be used!\n"
+        f"0.00.001.000 I x: verbosity = 4 {MARK}\nggml_vulkan: device lost on Vulkan0\n"
+    )
+    _, out = run(str(config_file), "--json")
+    codes = {finding["code"] for finding in json.loads(out)["data"]["findings"]}
+    assert "gpu-lost" in codes
+    assert "processor-mismatch" not in codes
+
+
+def test_verb_sees_another_program_on_the_port(config_file: Path) -> None:
+    """A foreign program on the server's port is an error."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        # It accepts and never answers, so the question for /props must not wait for ever.
+        code, out = run(str(config_file), "--json", "--set", f"server.port={port}")
+    assert code == 1
+    assert "port-taken" in {finding["code"] for finding in json.loads(out)["data"]["findings"]}
+
+
+def test_preflight_names_errors_and_warnings(config_file: Path) -> None:
+    """The pre-flight of a start gives the same findings as lines, notes left out."""
+    from kvstack.core.config import parse_config
+    from kvstack.llama.command import server_argv
+    from kvstack.process.probe import probe
+
+    text = config_file.read_text().replace("cache_ram_mib = 64", "cache_ram_mib = 0")
+    config = parse_config(text, config_file, config_file.parent)
+    assert config.server.binary is not None
+    capabilities = probe(config.server.binary, {"PATH": "/bin:/usr/bin"}, None)
+    argv = server_argv(config, capabilities, str(config.server.binary), str(config.server.model)).argv
+    lines = preflight(config, capabilities, argv, config.server.model)
+    assert [line for line in lines if "host prompt cache is off" in line]
+    healthy = parse_config(config_file.read_text(), config_file, config_file.parent)
+    argv = server_argv(healthy, capabilities, str(config.server.binary), str(config.server.model)).argv
+    assert preflight(healthy, capabilities, argv, config.server.model) == ()
+
+
+def test_doctor_is_listed_in_the_help() -> None:
+    """The verb is registered."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "kvstack", "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "doctor" in shown.stdout
