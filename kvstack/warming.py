@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from kvstack.core.events import WarmupEnded
 from kvstack.llama.answers import AnswerTap
+from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.rules import Stripped
 from kvstack.prompt.warmup import WarmupRequest, with_user_text
 from kvstack.upstream import Upstream, UpstreamError
@@ -75,16 +76,47 @@ class Warmer:
         tap = AnswerTap(0, stripped.api, answer.content_type)
         tap.feed(answer.body)
         facts = tap.result()
-        return WarmupEnded(time.time(), "done", facts.prompt_tokens, facts.evaluated_tokens, duration_ms)
+        boundary = await self._boundary(request, stripped.body)
+        return WarmupEnded(
+            time.time(), "done", facts.prompt_tokens, facts.evaluated_tokens, duration_ms, boundary_tokens=boundary
+        )
 
     async def _filler(self) -> str:
         """A text of as many tokens as are wanted, or a little more; counted by the server's own tokenizer."""
         numbers = [str(number % 10) for number in range(self._filler_tokens)]
-        answer = await self._upstream.request("POST", "/tokenize", {"content": " ".join(numbers)})
-        try:
-            count = len(json.loads(answer.body)["tokens"])
-        except (ValueError, KeyError, TypeError):
-            count = 0
+        count = await self._count(" ".join(numbers)) or 0
         if count > self._filler_tokens:  # a digit and its space may be a token each
             numbers = numbers[: len(numbers) * self._filler_tokens // count + 1]
         return " ".join(numbers)
+
+    async def _boundary(self, request: WarmupRequest, body: bytes) -> int | None:
+        """
+        Where the prefix ends, in tokens: what two renderings with different user texts have in common.
+
+        None where that cannot be asked: `/apply-template` takes chat completions only.
+        """
+        if api_of(request.path) is not Api.CHAT:
+            return None
+        prompts: list[str] = []
+        try:
+            for text in ("0", "1"):
+                other = with_user_text(WarmupRequest(request.path, body), text)
+                answer = await self._upstream.request("POST", "/apply-template", raw=other.body)
+                prompts.append(json.loads(answer.body)["prompt"])
+            return await self._count(_common_prefix(*prompts))
+        except (UpstreamError, ValueError, KeyError, TypeError):
+            return None
+
+    async def _count(self, text: str) -> int | None:
+        answer = await self._upstream.request(
+            "POST", "/tokenize", {"content": text, "add_special": True, "parse_special": True}
+        )
+        try:
+            return len(json.loads(answer.body)["tokens"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def _common_prefix(one: str, other: str) -> str:
+    length = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return one if length is None else one[:length]

@@ -104,9 +104,12 @@ def test_after_a_warm_up_the_first_request_evaluates_its_user_text_alone(
         warmup = stack.status()["warmup"]
         assert warmup["outcome"] == "done"
         assert warmup["evaluated_tokens"] > 15_000
+        assert warmup["boundary_tokens"] > 15_000
         client = OpenClaw(session=8)
         status, data = post(stack.proxy_port, CHAT, client.ask(TURNS[0]))
         assert status == 200, data
+        # All that was called warm was found in the cache: the prefix up to the user's text.
+        assert data["timings"]["cache_n"] >= warmup["boundary_tokens"] - 8
         user = tokens(stack.server_port, client.user_text)
         assert data["timings"]["prompt_n"] <= user + 64
         (row,) = stack.wait_for_requests(1)
