@@ -589,14 +589,28 @@ def test_a_failure_speaks_once() -> None:
     assert finding(replace(case(), lines=lines), "gpu-lost").evidence.endswith("(49)")
 
 
-@BUILDS
-def test_whole_prompts_again(build: str) -> None:
-    """Forced full re-processing is counted."""
-    line = (
+def whole(word: str, similarity: float, prompt_tokens: int) -> str:
+    """Log lines of a prompt that is evaluated as a whole although a slot matched."""
+    return (
+        f"0.10.000.000 I slot get_availabl: id  0 | task -1 | selected slot by LCP similarity, {word} = {similarity:.3f} "
+        "(> 0.100 thold), f_keep = 0.9\n"
+        "0.10.000.000 I slot launch_slot_: id  0 | task 7 | processing task, is_child = 0\n"
+        "0.10.000.000 I slot update_slots: id  0 | task 7 | new prompt, n_ctx_slot = 131072, n_keep = 0, "
+        f"task.n_tokens = {prompt_tokens}\n"
         "0.10.000.000 I slot update_slots: id  0 | task 7 | forcing full prompt re-processing due to lack of cache "
         "data (likely due to SWA or hybrid/recurrent memory, see https://example.org)\n"
     )
-    assert finding(case(build=build, log=line * 3), "full-reprocessing").what.startswith("3 prompts")
+
+
+@BUILDS
+def test_whole_prompts_again(build: str) -> None:
+    """Forced full re-processing is counted, with the tokens that were there, unless it is only a template's start."""
+    word = {"b10068": "sim_best", "b11434": "f_sim_best"}[build]
+    log = whole(word, 0.151, 18310) + whole(word, 0.9, 1000)
+    found = finding(case(build=build, log=log), "full-reprocessing")
+    assert found.what.startswith("2 prompts")
+    assert "first 2,765 tokens" in found.what
+    assert "full-reprocessing" not in codes(case(build=build, log=whole(word, 0.241, 29)))
 
 
 # --- Facts that are missing

@@ -8,7 +8,7 @@ it.  Most of these were collected on machines with one memory for CPU and GPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kvstack.core import logfacts
@@ -17,6 +17,7 @@ from kvstack.llama.doctor.facts import Facts, Finding, Severity
 __all__ = ["CHECKS", "FAILURES", "Failure"]
 
 EVIDENCE_CHARACTERS = 240
+LOSS_FROM_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,19 +195,35 @@ def failure_lines(facts: Facts) -> Iterator[Finding]:
 
 
 def full_reprocessing(facts: Facts) -> Iterator[Finding]:
-    """Whole prompts were evaluated again although a slot matched."""
-    count = len(facts.logged(logfacts.FullReprocess))
-    if not count:
+    """Whole prompts were evaluated again although a slot held their beginning."""
+    lost = list(_lost_tokens(facts.log))
+    if not lost:
         return
     kind = facts.shape.kind if facts.shape is not None else "hybrid or sliding-window"
+    count = "A prompt was" if len(lost) == 1 else f"{len(lost)} prompts were"
     yield Finding(
         "full-reprocessing",
         Severity.WARNING,
-        f"{count} prompts were evaluated as a whole although a slot held their beginning",
+        f"{count} evaluated as a whole although a slot held the first {max(lost):,} tokens",
         f"log: forcing full prompt re-processing; a {kind} model goes back to checkpoints only, and there are none "
         "inside the system prompt and tools",
         "See `kvstack status` for what changed in the prompts; this is no fault of the hardware.",
     )
+
+
+def _lost_tokens(log: Iterable[logfacts.LogFact]) -> Iterator[int]:
+    """Of each forced evaluation, the tokens that the slot held already, where they are more than a template's start."""
+    similarity: dict[int, float] = {}
+    prompt: dict[int, int] = {}
+    for fact in log:
+        if isinstance(fact, logfacts.SlotSelected):
+            similarity[fact.slot] = fact.similarity_ratio or 0.0
+        elif isinstance(fact, logfacts.PromptStarted):
+            prompt[fact.slot] = fact.prompt_tokens
+        elif isinstance(fact, logfacts.FullReprocess):
+            tokens = round(similarity.get(fact.slot, 0.0) * prompt.get(fact.slot, 0))
+            if tokens >= LOSS_FROM_TOKENS:
+                yield tokens
 
 
 CHECKS = (failure_lines, full_reprocessing)

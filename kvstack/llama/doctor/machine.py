@@ -71,10 +71,11 @@ def port_taken(facts: Facts) -> Iterator[Finding]:
 def bypass(facts: Facts) -> Iterator[Finding]:
     """Clients talk to the server without the proxy."""
     if facts.bypassing_requests:
+        count = "One request" if facts.bypassing_requests == 1 else f"{facts.bypassing_requests} requests"
         yield Finding(
             "proxy-bypassed",
             Severity.WARNING,
-            f"{facts.bypassing_requests} requests reached the llama-server without the proxy, so nothing was stripped",
+            f"{count} reached the llama-server without the proxy, so nothing was stripped",
             f"the server's log has tasks that the proxy did not send; clients should use {facts.config.proxy_url}",
             f"Point every client at {facts.config.proxy_url}.",
         )
