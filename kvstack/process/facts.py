@@ -17,9 +17,6 @@ from pathlib import Path
 
 import psutil
 
-from kvstack.core.config import Config
-from kvstack.llama.capabilities import Capabilities
-from kvstack.llama.doctor import Facts, Severity, diagnose
 from kvstack.llama.doctor.facts import Machine, ModelFile
 from kvstack.llama.gguf import GgufError, read_header
 from kvstack.llama.memory import ModelShape, shape_of
@@ -31,7 +28,6 @@ __all__ = [
     "look_at_machine",
     "look_at_model",
     "port_answers",
-    "preflight",
     "telling_kernel_lines",
 ]
 
@@ -223,25 +219,3 @@ def telling_kernel_lines(records: Iterable[bytes]) -> tuple[str, ...]:
     # 4,1234,5678901234,-;amdgpu 0000:c5:00.0: ring comp_1.1.0 timeout
     texts = (record.partition(b";")[2].partition(b"\n")[0].decode("utf-8", errors="replace") for record in records)
     return tuple(text for text in texts if re.search(r"amdgpu|\[drm\]|oom|Out of memory", text))
-
-
-def preflight(config: Config, capabilities: Capabilities, argv: tuple[str, ...], model: Path | None) -> tuple[str, ...]:
-    """
-    What a person should know before the start: the doctor's errors and warnings, one line each.
-
-    Args:
-        config: The stack.
-        capabilities: Of the binary.
-        argv: The command.
-        model: The model file, if it is one.
-    """
-    facts = Facts(
-        config=config,
-        machine=look_at_machine(),
-        capabilities=capabilities,
-        argv=argv,
-        model=look_at_model(model) if model is not None else None,
-    )
-    return tuple(
-        f"{finding.what}. {finding.remedy}" for finding in diagnose(facts) if finding.severity is not Severity.NOTE
-    )

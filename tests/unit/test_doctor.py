@@ -592,7 +592,8 @@ def test_a_failure_speaks_once() -> None:
 def whole(word: str, similarity: float, prompt_tokens: int) -> str:
     """Log lines of a prompt that is evaluated as a whole although a slot matched."""
     return (
-        f"0.10.000.000 I slot get_availabl: id  0 | task -1 | selected slot by LCP similarity, {word} = {similarity:.3f} "
+        "0.10.000.000 I slot get_availabl: id  0 | task -1 | selected slot by LCP similarity, "
+        f"{word} = {similarity:.3f} "
         "(> 0.100 thold), f_keep = 0.9\n"
         "0.10.000.000 I slot launch_slot_: id  0 | task 7 | processing task, is_child = 0\n"
         "0.10.000.000 I slot update_slots: id  0 | task 7 | new prompt, n_ctx_slot = 131072, n_keep = 0, "

@@ -17,7 +17,6 @@ from kvstack.process.facts import (
     look_at_machine,
     look_at_model,
     port_answers,
-    preflight,
     telling_kernel_lines,
 )
 from kvstack.terminal.app import app
@@ -224,24 +223,6 @@ def test_verb_sees_another_program_on_the_port(config_file: Path) -> None:
         code, out = run(str(config_file), "--json", "--set", f"server.port={port}")
     assert code == 1
     assert "port-taken" in {finding["code"] for finding in json.loads(out)["data"]["findings"]}
-
-
-def test_preflight_names_errors_and_warnings(config_file: Path) -> None:
-    """The pre-flight of a start gives the same findings as lines, notes left out."""
-    from kvstack.core.config import parse_config
-    from kvstack.llama.command import server_argv
-    from kvstack.process.probe import probe
-
-    text = config_file.read_text().replace("cache_ram_mib = 64", "cache_ram_mib = 0")
-    config = parse_config(text, config_file, config_file.parent)
-    assert config.server.binary is not None
-    capabilities = probe(config.server.binary, {"PATH": "/bin:/usr/bin"}, None)
-    argv = server_argv(config, capabilities, str(config.server.binary), str(config.server.model)).argv
-    lines = preflight(config, capabilities, argv, config.server.model)
-    assert [line for line in lines if "host prompt cache is off" in line]
-    healthy = parse_config(config_file.read_text(), config_file, config_file.parent)
-    argv = server_argv(healthy, capabilities, str(config.server.binary), str(config.server.model)).argv
-    assert preflight(healthy, capabilities, argv, config.server.model) == ()
 
 
 def test_doctor_is_listed_in_the_help() -> None:
