@@ -351,6 +351,7 @@ def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
             task=None,
             processed_tokens=None,
             prefill_tokens_per_s=None,
+            work=None,
         )
     prompt = _first(answer.prompt_tokens, prompt_of(task))
     evaluated = _first(answer.evaluated_tokens, task.evaluated_tokens)
@@ -376,6 +377,7 @@ def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
         task=task.task,
         processed_tokens=task.processed_tokens,
         prefill_tokens_per_s=task.tokens_per_s,
+        work=task,
     )
 
 

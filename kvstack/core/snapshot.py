@@ -79,6 +79,8 @@ class Snapshot:
     server: ServerView = field(default_factory=ServerView)
     warmup: WarmupView = field(default_factory=WarmupView)
     totals: Totals = field(default_factory=Totals)
+    settled_totals: Totals = field(default_factory=Totals)
+    """The same sums over requests whose verdict is final."""
     requests: tuple[RequestRow, ...] = ()
     ram_cache: RamCacheView = field(default_factory=RamCacheView)
     log: LogView = field(default_factory=LogView)
@@ -87,6 +89,26 @@ class Snapshot:
     log_lines: tuple[str, ...] = ()
     notices: tuple[tuple[float, str, str], ...] = ()
     """Time, level and text."""
+
+    @property
+    def counters(self) -> Totals:
+        """
+        The sums in a form that only grows, for metrics: a request counts once its verdict is final.
+        """
+        settled = self.settled_totals
+        return replace(
+            self.totals,
+            requests=settled.requests,
+            prompt_tokens=settled.prompt_tokens,
+            cached_tokens=settled.cached_tokens,
+            evaluated_tokens=settled.evaluated_tokens,
+            generated_tokens=settled.generated_tokens,
+            prefill_ms=settled.prefill_ms,
+            decode_ms=settled.decode_ms,
+            saved_s=settled.saved_s,
+            cost_s=settled.cost_s,
+            verdicts=settled.verdicts,
+        )
 
     @property
     def slots(self) -> tuple[SlotView, ...]:
@@ -211,6 +233,30 @@ def _slot_dict(slot: SlotView, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
+_WORK_SHOWN = (
+    "slot",
+    "task",
+    "how",
+    "similarity_ratio",
+    "keep_ratio",
+    "lcp_tokens",
+    "ram_hit",
+    "ram_similarity_ratio",
+    "holder_request",
+    "holder_is_warmup",
+    "holder_prompt_tokens",
+    "reprocessed",
+    "restored_tokens",
+    "checkpoints_erased",
+    "chunk_tokens",
+    "shifted_tokens",
+    "truncated",
+    "cancelled",
+    "rejected",
+    "released",
+)
+
+
 def _row_dict(row: RequestRow) -> dict[str, Any]:
     return {
         "id": row.id,
@@ -246,6 +292,10 @@ def _row_dict(row: RequestRow) -> dict[str, Any]:
         "settled": row.settled,
         "divergence": row.divergence,
         "error": row.error,
+        "before": row.before,
+        "repeats": row.repeats,
+        "run": row.run,
+        "work": None if row.work is None else {name: getattr(row.work, name) for name in _WORK_SHOWN},
         "stripped": {
             "ts_removed": row.ts_removed,
             "msg_ids_removed": row.msg_ids_removed,
@@ -402,7 +452,12 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
         msg_ids_removed=snapshot.totals.msg_ids_removed + event.msg_ids_removed,
         rules=rules,
     )
-    return replace(snapshot, totals=totals, requests=(*snapshot.requests[-(REQUESTS_KEPT - 1) :], row))
+    settled = snapshot.settled_totals
+    for forgotten in snapshot.requests[: -(REQUESTS_KEPT - 1)]:
+        if not forgotten.settled:
+            settled = _account(settled, forgotten, 1)  # nothing more will be heard of it
+    requests = (*snapshot.requests[-(REQUESTS_KEPT - 1) :], row)
+    return replace(snapshot, totals=totals, settled_totals=settled, requests=requests)
 
 
 def _first_byte(row: RequestRow, time_s: float) -> RequestRow:
@@ -436,7 +491,11 @@ def _with_row(snapshot: Snapshot, index: int, row: RequestRow) -> Snapshot:
     totals = snapshot.totals
     if old.verdict is not None or row.verdict is not None:
         totals = _account(_account(totals, old, -1), row, 1)
-    return replace(snapshot, totals=totals, requests=(*snapshot.requests[:index], row, *snapshot.requests[index + 1 :]))
+    settled = snapshot.settled_totals
+    if row.settled and not old.settled:
+        settled = _account(settled, row, 1)
+    requests = (*snapshot.requests[:index], row, *snapshot.requests[index + 1 :])
+    return replace(snapshot, totals=totals, settled_totals=settled, requests=requests)
 
 
 def _account(totals: Totals, row: RequestRow, sign: int) -> Totals:

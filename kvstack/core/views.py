@@ -82,6 +82,8 @@ class RequestRow:
     """Whether the verdict is final: the request is over, and all that the log says of it is read."""
     answer: AnswerSeen | None = None
     """What the answer said of itself."""
+    work: TaskView | None = None
+    """What the log said of its task."""
 
     @property
     def is_over(self) -> bool:

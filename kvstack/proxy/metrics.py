@@ -89,7 +89,7 @@ def _of_the_stack(snapshot: Snapshot, version: str) -> Iterator[Metric]:
 
 
 def _of_the_cache(snapshot: Snapshot) -> Iterator[Metric]:
-    totals = snapshot.totals
+    totals = snapshot.counters
     verdicts = CounterMetricFamily("kvstack_requests", "Model requests that are over, by verdict", labels=["verdict"])
     for verdict, count in sorted(totals.verdicts.items()):
         verdicts.add_metric([verdict], count)

@@ -199,7 +199,7 @@ def test_what_the_log_tells_of_the_server() -> None:
         "0.00.327.000 I srv    load_model: initializing, n_slots = 4, n_ctx_slot = 32768, kv_unified = 'false'",
         "0.00.328.000 I slot get_availabl: id  0 | task -1 | selected slot by LCP similarity,"
         " sim_best = 0.5 (> 0.250 thold), f_keep = 1.0",
-        "0.00.329.000 I srv        update:  - cache state: 2 prompts, 64.000 MiB (limits: 8192.000 MiB, 7 tokens, 1 est)",
+        "0.00.329.000 I srv        update:  - cache state: 2 prompts, 64.000 MiB (limits: 8192.0 MiB)",
     ):
         story.log(line)
     server = story.snapshot.server

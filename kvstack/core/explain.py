@@ -1,0 +1,252 @@
+"""
+One request in plain words: what came, what the client changed, what the server did, what it cost, what to do.
+
+Made of figures and of the proxy's own words for a difference; no text of a prompt is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvstack.core.views import RequestRow, TaskView
+
+__all__ = ["Explanation", "Part", "explain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    One paragraph: a title and its sentences.
+    """
+
+    title: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """
+    What there is to say of one request.
+    """
+
+    request: int
+    verdict: str | None
+    headline: str
+    parts: tuple[Part, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Ready for JSON.
+        """
+        return {
+            "request": self.request,
+            "verdict": self.verdict,
+            "headline": self.headline,
+            "parts": [{"title": part.title, "sentences": list(part.sentences)} for part in self.parts],
+        }
+
+
+_HEADLINES = {
+    "HIT": "The cache worked: only what is new was evaluated.",
+    "WARM": "The cache worked: a new conversation found its prefix evaluated already.",
+    "RESTORED": "The cache worked: the conversation came back from the RAM cache.",
+    "PARTIAL": "The cache worked for the beginning of the prompt only: the rest differs from what was there.",
+    "COLD": "Nothing of this prompt was in the cache.",
+    "EVICTED": "The conversation had lost its place in the cache.",
+    "REPROCESS": "The server found the prompt's beginning, but could not keep it.",
+    "TEMPLATE": "The client only added to the conversation, but the rendered prompt changed further up.",
+    "TRUNCATED": "The context was full.",
+    "CANCELLED": "The client left before the answer was whole.",
+    "FAILED": "The request failed.",
+    "UNKNOWN": "Neither the answer nor the log told what was cached.",
+}
+
+# First words of the proxy's causes, and what helps against them.
+_AGAINST = (
+    (("clock", "date", "time"), "A rule with `freeze`, `coarsen` or `drop` keeps a clock from changing the prompt."),
+    (("id", "uuid"), "Set `proxy.strip_message_ids = true`, or add a rule with `drop` for this id."),
+    (("counter", "number"), "A rule with `tail` moves a counter to the end, where it costs nothing."),
+    (("moved", "carrier"), "A rule with `place` leaves a moving block where it first stood."),
+    (("tool",), "Keep the client's tools the same for a conversation: servers of tools that come and go change them."),
+    (
+        ("history", "window", "trimmed", "compact"),
+        "The client rewrites or prunes older turns: give it a larger window, or let it prune less often.",
+    ),
+)
+
+
+def explain(
+    row: RequestRow, before: RequestRow | None = None, prefill_tokens_per_s: float | None = None
+) -> Explanation:
+    """
+    Explain one request.
+
+    Args:
+        row: The request.
+        before: The request of the same conversation that it could extend, if that is remembered.
+        prefill_tokens_per_s: The prefill rate that this run measured.
+    """
+    headline = "The request is still running." if row.verdict is None else _HEADLINES.get(row.verdict, row.verdict)
+    parts = (
+        Part("The request", tuple(_request(row, before))),
+        Part("What the client changed", tuple(_client(row, before))),
+        Part("What the server did", tuple(_server(row))),
+        Part("What it cost", tuple(_cost(row, prefill_tokens_per_s))),
+        Part("What to do", tuple(_advice(row))),
+    )
+    return Explanation(row.id, row.verdict, headline, tuple(part for part in parts if part.sentences))
+
+
+def _request(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
+    who = f" of {row.client}" if row.client else ""
+    kind = f", a side request ({row.side})" if row.side else ""
+    yield f"Request {row.id}{who}{kind}: {row.method} {row.path} with {_plural(row.items, 'item')}."
+    if before is not None:
+        yield f"It continues the conversation of request {before.id}, which had {_plural(before.items, 'item')}."
+    elif row.repeats:
+        yield "It repeats or edits a turn of a conversation that is known."
+    elif row.conversation is not None:
+        yield "It is the first request of its conversation."
+    if row.items_modified:
+        what = [
+            text
+            for count, text in (
+                (row.ts_removed, _plural(row.ts_removed, "timestamp")),
+                (row.msg_ids_removed, _plural(row.msg_ids_removed, "message id")),
+            )
+            if count
+        ]
+        removed = f" ({' and '.join(what)} removed)" if what else ""
+        yield f"The rules changed {_plural(row.items_modified, 'item')} of it{removed}."
+
+
+def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
+    if row.divergence is not None:
+        yield f"It differs from the former request: {row.divergence}."
+    elif before is not None:
+        yield "Nothing: it only adds to the former request."
+
+
+def _server(row: RequestRow) -> Iterator[str]:
+    task = row.work
+    if task is not None:
+        yield from _choice(row, task)
+        if task.rejected is not None:
+            yield f"It refused the prompt: {task.rejected}."
+        if task.chunk_tokens:
+            yield f"It moved {_tokens(task.chunk_tokens)} of the old prompt to their new place (--cache-reuse)."
+        if task.reprocessed:
+            yield (
+                "It could not cut its state where the prompts part and had no checkpoint before that point:"
+                " it evaluated the prompt from its beginning."
+            )
+        elif task.restored_tokens is not None:
+            yield f"It went back to the context checkpoint at {_tokens(task.restored_tokens)}."
+        if task.shifted_tokens:
+            yield f"It threw {_tokens(task.shifted_tokens)} out of the middle of the context to make room."
+        if task.truncated:
+            yield "The context was full before the answer was whole."
+        if task.cancelled:
+            yield "It noticed that the client was gone and stopped."
+    if row.prompt_tokens is not None and row.cached_tokens is not None and row.evaluated_tokens is not None:
+        yield (
+            f"Of {_tokens(row.prompt_tokens)} in the prompt, {row.cached_tokens:,} came from the cache"
+            f" and {row.evaluated_tokens:,} were evaluated{_in_time(row.prefill_ms)}."
+        )
+    if row.decode_tokens_per_s is not None and row.generated_tokens is not None:
+        yield f"It wrote {_tokens(row.generated_tokens)} at {row.decode_tokens_per_s:.1f} tokens/s."
+
+
+def _choice(row: RequestRow, task: TaskView) -> Iterator[str]:
+    held = ""
+    if task.holder_is_warmup:
+        held = ", which held the warm-up's prefix"
+    elif task.holder_request is not None:
+        held = f", which held request {task.holder_request}"
+    match task.how:
+        case "lcp" | "lcs":
+            said = f" (sim_best {task.similarity_ratio:.3f})" if task.similarity_ratio is not None else ""
+            yield f"It chose slot {task.slot}{held}, because that begins most like this prompt{said}."
+        case "lru":
+            yield f"No slot began enough like this prompt; it took slot {task.slot}{held}, unused for longest."
+        case "id":
+            yield f"It took slot {task.slot}{held}, as the client asked."
+        case _:
+            yield f"It worked in slot {task.slot}{held}."
+    if task.ram_hit:
+        yield "It found a better beginning in the RAM cache and put that into the slot."
+    elif row.verdict == "RESTORED":
+        yield "So much cached can only have come from the RAM cache; this log level does not say it."
+
+
+def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
+    if row.saved_s:
+        yield f"The cache saved {_seconds(row.saved_s)} of prefill."
+    if row.lost_tokens:
+        spent = f", {_seconds(row.cost_s)}" if row.cost_s is not None else ""
+        yield f"{_tokens(row.lost_tokens).capitalize()} were evaluated that could have been cached{spent}."
+    if row.ttft_ms is not None:
+        yield f"The first token came after {_seconds(row.ttft_ms / 1000)}."
+    if rate is not None and (row.saved_s or row.lost_tokens):
+        yield f"The seconds are reckoned with this run's prefill rate, {rate:,.0f} tokens/s."
+
+
+def _advice(row: RequestRow) -> Iterator[str]:
+    match row.verdict:
+        case "PARTIAL":
+            words = (row.cause or "").lower()
+            found = next((text for heads, text in _AGAINST if any(_has_word(words, head) for head in heads)), None)
+            if found is not None:
+                yield found
+            elif row.divergence is None:
+                yield "Warm up with a recording of this client (warmup.request_file): its system prompt and tools."
+        case "COLD":
+            if row.cause == "the server was restarted":
+                yield "The cache dies with the server; warming up with warmup.request_file brings the prefix back."
+            else:
+                yield "Set warmup.request_file (or warmup.system_prompt), so that the prefix is evaluated at the start."
+        case "EVICTED":
+            yield "Give the RAM cache room (server.cache_ram_mib): then a conversation that lost its slot comes back."
+            yield "Or keep two conversations apart with server.parallel = 2, if memory allows."
+        case "REPROCESS":
+            yield "This model's state cannot be cut: it needs a checkpoint before the point where the prompts part."
+            yield "Raise server.ctx_checkpoints, leave server.checkpoint_min_step alone; newer builds keep more."
+        case "TEMPLATE":
+            yield (
+                "The chat template renders older turns anew, often without their reasoning:"
+                " try `--reasoning-preserve` in server.extra_args if this build has it."
+            )
+        case "TRUNCATED":
+            yield "Raise server.ctx_size, lower server.parallel, or let the client compact its history earlier."
+        case "CANCELLED":
+            yield "What was evaluated is kept: the same request goes on from there."
+        case "UNKNOWN":
+            yield "Let the client ask for usage (stream_options.include_usage), or raise server.log_verbosity."
+        case _:
+            pass
+
+
+def _has_word(words: str, head: str) -> bool:
+    return any(word.startswith(head) if len(head) > 2 else word == head for word in words.replace("-", " ").split())
+
+
+def _tokens(count: int) -> str:
+    return _plural(count, "token")
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min"
+
+
+def _in_time(ms: float | None) -> str:
+    return "" if ms is None else f" in {_seconds(ms / 1000)}"
