@@ -8,6 +8,7 @@ line is cut to the width, so nothing wraps; the frame has exactly *height* lines
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from rich.console import Group
@@ -159,7 +160,7 @@ def _title(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> Text
 def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     """What runs (model, device) and how it is (context, memory, warm prefix): one line if there is room, else two."""
     server, warm = snapshot.server, snapshot.warmup
-    model = one_line(server.model or "model not known").replace("\\", "/").rpartition("/")[2]
+    model = one_line(server.model or _model_of(server.argv) or "model not known").replace("\\", "/").rpartition("/")[2]
     device = _device_words(server)
     slots = f" x {server.slots} slots" if server.slots and server.slots > 1 else ""
     state: list[tuple[str, str]] = [
@@ -186,6 +187,14 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     if what.cell_len + how.cell_len + 2 <= width:
         return [what + piece(f" {glyphs.separator}", "dim") + how]
     return [what, how]
+
+
+def _model_of(argv: Sequence[str]) -> str | None:
+    """The model that a command names: all that is known of it while it is being loaded."""
+    for flag, value in itertools.pairwise(argv):
+        if flag in {"-m", "--model", "-hf", "--hf-repo"}:
+            return value
+    return None
 
 
 def _device_words(server: ServerView) -> str:

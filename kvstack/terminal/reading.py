@@ -141,6 +141,8 @@ def read(snapshot: Snapshot, now_s: float) -> Reading:
         return Reading(level, snapshot.state.upper(), state_sentence(snapshot, now_s))
     judged = _judged(snapshot)
     if not judged:
+        if any(row.verdict is None for row in model_requests(snapshot)):
+            return Reading("idle", "READY", "the first request runs; its verdict comes when it is over")
         if any(row.verdict == "UNKNOWN" for row in model_requests(snapshot)):
             return Reading("idle", "NO FIGURES YET", "neither an answer nor the log told what was cached")
         if snapshot.warmup.outcome == "done":

@@ -1,0 +1,188 @@
+"""
+Tests of the one sentence: is the cache working, and if not, why?
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+
+from kvstack.core.join import Join
+from kvstack.core.lifecycle import State
+from kvstack.core.snapshot import RequestRow, SlotView, Snapshot, WarmupView
+from kvstack.core.verdict import VERDICTS
+from kvstack.core.views import TaskView
+from kvstack.terminal.glyphs import ASCII, UNICODE, chart, sparkline
+from kvstack.terminal.live import glyphs_for
+from kvstack.terminal.reading import decode_speed_by_context, level_of, read, recent_reuse_ratio
+from kvstack.terminal.slots import eta_s, slot_lines
+
+NOW_S = 1000.0
+READY = Snapshot("box", "http://127.0.0.1:1234", State.READY, state_since_s=900.0)
+ROW = RequestRow(
+    id=1, time_s=990.0, method="POST", path="/v1/chat/completions", api="chat", phase="done", status=200,
+    prompt_tokens=1000, cached_tokens=990, evaluated_tokens=10, generated_tokens=100, prefill_ms=21.3,
+    decode_ms=2500.0, verdict="HIT",
+)  # fmt: skip
+
+
+def test_every_verdict_has_a_level() -> None:
+    """No verdict falls back to the level of what is not known."""
+    assert {verdict for verdict in VERDICTS if level_of(verdict) == "idle"} == {"CANCELLED", "UNKNOWN"}
+    assert level_of("REPROCESS") == "bad"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "changes", "level", "head", "detail"),
+    [
+        ("HIT", {}, "good", "CACHE WORKS", "99 % of the last prompt came from the cache"),
+        ("WARM", {}, "good", "CACHE WORKS", "99 % of the last prompt came from the cache"),
+        ("RESTORED", {}, "good", "CACHE WORKS", "99 % of the last prompt came from the cache"),
+        ("COLD", {}, "warn", "COLD", "the last prompt found nothing cached: 10 tokens in 21ms"),
+        ("PARTIAL", {"cause": "clock @57"}, "warn", "CACHE PARTLY", "clock @57: 10 tokens in 21ms"),
+        (
+            "TRUNCATED",
+            {"cause": "the context is full"},
+            "warn",
+            "CONTEXT FULL",
+            "the context is full: 10 tokens in 21ms",
+        ),
+        ("REPROCESS", {"cause": "no checkpoint"}, "bad", "CACHE MISSED", "no checkpoint: 10 tokens in 21ms"),
+        ("EVICTED", {"prefill_ms": None}, "bad", "CACHE MISSED", "EVICTED: 10 tokens evaluated"),
+        ("TEMPLATE", {}, "bad", "CACHE MISSED", "TEMPLATE: 10 tokens in 21ms"),
+        ("FAILED", {"error": "the model\x1b[2J crashed"}, "bad", "REQUEST FAILED", "the model [2J crashed"),
+        ("FAILED", {}, "bad", "REQUEST FAILED", "no reason given"),
+    ],
+)
+def test_the_last_request_is_read(verdict: str, changes: dict[str, object], level: str, head: str, detail: str) -> None:
+    """The sentence names what the last request met, why, and what it cost."""
+    row = replace(ROW, verdict=verdict, **changes)  # type: ignore[arg-type]
+    reading = read(replace(READY, requests=(row,)), NOW_S)
+    assert (reading.level, reading.head, reading.detail) == (level, head, detail)
+
+
+def test_what_says_nothing_of_the_cache_is_passed_over() -> None:
+    """Cancelled and unknown requests, side requests and lists of models leave the reading as it was."""
+    rows = (
+        ROW,
+        replace(ROW, id=2, verdict="CANCELLED"),
+        replace(ROW, id=3, verdict="UNKNOWN", cached_tokens=None),
+        replace(ROW, id=4, verdict="COLD", side="title"),
+        replace(ROW, id=5, verdict="FAILED", api=None, method="GET", path="/v1/models"),
+        replace(ROW, id=6, verdict=None, phase="forwarded"),
+    )
+    assert read(replace(READY, requests=rows), NOW_S).head == "CACHE WORKS"
+
+
+@pytest.mark.parametrize(
+    ("warmup", "head", "words"),
+    [
+        (WarmupView("done", 16_512, 16_512, 1.0), "READY", "16,512 tokens are warm"),
+        (WarmupView("failed", detail="HTTP 500"), "READY, NOT WARM", "HTTP 500"),
+        (WarmupView("no prefix known"), "READY", "nothing is warm yet"),
+    ],
+)
+def test_before_the_first_request(warmup: WarmupView, head: str, words: str) -> None:
+    """Before the first request the warm-up is what there is to say."""
+    reading = read(replace(READY, warmup=warmup), NOW_S)
+    assert reading.head == head
+    assert words in reading.detail
+
+
+def test_while_the_first_request_runs() -> None:
+    """A first request that runs is not waited for."""
+    row = replace(ROW, verdict=None, phase="forwarded")
+    assert "runs" in read(replace(READY, requests=(row,)), NOW_S).detail
+    unknown = replace(ROW, verdict="UNKNOWN")
+    assert read(replace(READY, requests=(unknown,)), NOW_S).head == "NO FIGURES YET"
+
+
+@pytest.mark.parametrize(
+    ("state", "level", "words"),
+    [
+        (State.STARTING, "idle", "starting llama-server for 1 m 40 s"),
+        (State.LOADING, "idle", "llama-server loads the model for 1 m 40 s"),
+        (State.WARMING, "idle", "evaluating the prefix for 1 m 40 s"),
+        (State.BACKOFF, "bad", "killed by signal 9; the next start comes soon (2 restarts)"),
+        (State.STOPPING, "idle", "streams end, then llama-server (killed by signal 9)"),
+        (State.FAILED, "bad", "killed by signal 9"),
+        (State.STOPPED, "idle", "killed by signal 9"),
+    ],
+)
+def test_a_stack_that_is_not_ready_is_read_by_its_state(state: State, level: str, words: str) -> None:
+    """What happens, and for how long, comes before what the cache did."""
+    snapshot = replace(READY, state=state, reason="killed by signal 9", restarts=2, requests=(ROW,))
+    reading = read(snapshot, NOW_S)
+    assert (reading.level, reading.head) == (level, state.upper())
+    assert words in reading.detail
+
+
+def test_reuse_is_summed_over_the_last_ten() -> None:
+    """Tokens are summed, so that a short prompt does not count as much as a long one; old requests fade out."""
+    old = [replace(ROW, cached_tokens=0)] * 5
+    new = [*[replace(ROW, cached_tokens=1000)] * 9, replace(ROW, prompt_tokens=9000, cached_tokens=0)]
+    assert recent_reuse_ratio([*old, *new]) == pytest.approx(0.5)
+    assert recent_reuse_ratio([replace(ROW, cached_tokens=None)]) is None
+
+
+def test_decode_speed_by_context() -> None:
+    """Speeds are grouped by powers of two of the context; answers of a few tokens do not count."""
+    rows = [ROW, replace(ROW, prompt_tokens=9000, decode_ms=5000.0), replace(ROW, generated_tokens=2, decode_ms=1.0)]
+    assert decode_speed_by_context(rows) == [(2048, 40.0), (16384, 20.0)]
+    assert decode_speed_by_context([replace(ROW, decode_ms=None)]) == []
+
+
+def _with_slots(*slots: SlotView) -> Snapshot:
+    task = TaskView(0, 7, owner=1, prompt_tokens=18_402)
+    running = replace(ROW, verdict=None, phase="forwarded", client="openclaw", prompt_tokens=None)
+    return replace(READY, requests=(running,), join=Join(tasks=(task,), slots=slots))
+
+
+def test_slots_panel() -> None:
+    """A running prefill has a bar, tokens, time left and its owner; a slot that rests says what it holds."""
+    busy = SlotView(0, 500, 99, "a", "openclaw", 1, task=7, processed_tokens=9201, tokens_per_s=460.05)
+    rest = SlotView(1, 4096, 4000, "b", "hermes", 9, checkpoints=3)
+    snapshot = _with_slots(busy, rest)
+    assert eta_s(snapshot, busy) == pytest.approx(20.0)
+    lines = [line.plain for line in slot_lines(snapshot, 80, 8, ASCII, idle=True)]
+    assert lines[0] == " slot 0 ########........  50 %  9,201/18,402  ETA 20 s  openclaw request 1"
+    assert lines[1] == " slot 1 holds 4,096  3 checkpoints  hermes request 9"
+    assert len(slot_lines(snapshot, 80, 8, ASCII, idle=False)) == 1
+    assert len(slot_lines(snapshot, 80, 1, ASCII, idle=True)) == 1
+
+
+def test_a_slot_that_nobody_asked_for_through_the_proxy() -> None:
+    """A task that bypasses the proxy is said to; the warm-up is named."""
+    bypass = SlotView(0, 500, None, task=8)
+    warmup = SlotView(1, 500, None, is_warmup=True, task=9)
+    lines = [line.plain for line in slot_lines(_with_slots(bypass, warmup), 80, 8, UNICODE, idle=True)]
+    assert lines[0].endswith("not through the proxy")
+    assert lines[1].endswith("warm-up")
+
+
+def test_sparkline_shows_the_newest_at_the_right() -> None:
+    """Heights follow the ratios, what is not known is a dot, and old points fall out at the left."""
+    points = [(0.0, ""), (0.5, ""), (None, ""), (0.99, ""), (1.0, "")]
+    assert sparkline(points, 10, UNICODE).plain == "▁▅·██"
+    assert sparkline(points, 2, UNICODE).plain == "██"
+    assert sparkline(points, 0, UNICODE).plain == ""
+
+
+def test_chart_has_the_threshold_as_a_line() -> None:
+    """The threshold's row is dotted between the bars and labelled with its value."""
+    rows = [row.plain for row in chart([(1.0, ""), (0.2, ""), (None, "")], 20, 4, 0.3, UNICODE)]
+    assert [row[:6] for row in rows] == [" 1.00 ", "      ", " 0.30 ", " 0.00 "]
+    assert [row[6] for row in rows] == ["█", "█", "█", "█"]
+    assert rows[2][7] == "┄"
+    assert rows[3][8] == "▆"
+    assert rows[3][10] == "·"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "glyphs"), [("utf-8", UNICODE), ("ascii", ASCII), ("latin-1", ASCII), ("cp437", ASCII)]
+)
+def test_shapes_follow_the_encoding(encoding: str, glyphs: object) -> None:
+    """A terminal whose encoding lacks the shapes gets ASCII."""
+    assert glyphs_for(io.TextIOWrapper(io.BytesIO(), encoding=encoding)) is glyphs
