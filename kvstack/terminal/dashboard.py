@@ -347,7 +347,12 @@ def _warnings(snapshot: Snapshot, most: int, glyphs: Glyphs) -> list[Text]:
 
 
 def _log(snapshot: Snapshot, width: int, room: int, glyphs: Glyphs) -> list[Text]:
-    if room < 2 or not snapshot.log_lines:
+    if room < 2:
+        return []
+    if not snapshot.log_lines:
+        if snapshot.state is State.READY and snapshot.server.pid is None:
+            words = "attached: the server's log is not read, so there is no sim_best; the figures are the answers' own"
+            return [Text(), piece(f" {words}", "dim")]
         return []
     title = piece(f"{glyphs.rule * 2} llama-server's log ", "dim")
     title.append(glyphs.rule * max(0, width - title.cell_len), "dim")

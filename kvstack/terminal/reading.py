@@ -119,7 +119,7 @@ def state_sentence(snapshot: Snapshot, now_s: float) -> str:
         case State.LOADING:
             return f"llama-server loads the model{since}"
         case State.WARMING:
-            return f"evaluating the prefix{since}, so that the first request finds it cached"
+            return f"evaluating the prefix{since}: the first request will find it cached"
         case State.BACKOFF:
             return (
                 f"{reason or 'llama-server died'}; the next start comes soon ({plural(snapshot.restarts, 'restart')})"
@@ -162,6 +162,8 @@ def _of_row(row: RequestRow, recent_ratio: float | None, count: int) -> Reading:
     if row.prefill_ms is not None:
         cost = f"{tokens(row.evaluated_tokens)} tokens in {seconds(row.prefill_ms)}"
     cause = one_line(row.cause) if row.cause else ""
+    if cause and row.verdict == "EVICTED":
+        cause = f"evicted {cause}"  # the cause begins with "by"
     because = f"{cause}: {cost}" if cause else cost
     over = "prompt" if count == 1 else plural(count, "prompt")
     match row.verdict:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from kvstack.core.join import Join
 from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import LogView, RequestRow, ServerView, SlotView, Snapshot, Totals, WarmupView
+from kvstack.core.snapshot import LogView, RamCacheView, RequestRow, ServerView, SlotView, Snapshot, Totals, WarmupView
+from kvstack.core.views import TaskView
 
 NOW_S = 1_771_447_691.0
 """2026-02-18 20:48:11 UTC."""
@@ -146,6 +147,39 @@ def scenes() -> dict[str, Snapshot]:
             server=replace(
                 SERVER, ctx_per_slot=None, layers_total=None, device=None, device_name=None, rss_bytes=12 * 1024**3
             ),
+        ),
+        "warming": snapshot(
+            state=State.WARMING,
+            state_since_s=NOW_S - 21,
+            started_s=NOW_S - 140,
+            warmup=WarmupView(),
+            join=Join(
+                tasks=(TaskView(0, 1, is_warmup=True, prompt_tokens=16_512),),
+                slots=(SlotView(0, 0, None, is_warmup=True, task=1, processed_tokens=8_192, tokens_per_s=470.0),),
+            ),
+        ),
+        "parallel": snapshot(
+            *hits[:6],
+            row(20, "EVICTED", cause="by request 19 (title)", client="hermes", side=None),
+            server=replace(SERVER, slots=4, kv_unified=True),
+            restarts=2,
+            ram_cache=RamCacheView(3, 412 * 1024**2, 8 * 1024**3),
+            join=Join(
+                tasks=(TaskView(2, 90, owner=20, prompt_tokens=40_000),),
+                slots=(
+                    SlotView(0, 18_840, 18_720, "main", "openclaw", 7, checkpoints=4),
+                    SlotView(1, 2_100, 2_000, None, None, None),
+                    SlotView(2, 30_000, None, "b", "hermes", 20, task=90, processed_tokens=30_000, tokens_per_s=500.0),
+                ),
+                rate_tokens=1000,
+                rate_ms=2130.0,
+            ),
+        ),
+        "attached": snapshot(
+            *(replace(one, lcp_similarity_ratio=None, slot=None, task=None) for one in hits[:4]),
+            warmup=WarmupView("no prefix known"),
+            server=ServerView(url="http://192.168.1.20:8080", model="Qwen3-Coder-Next.gguf", ctx_per_slot=131072),
+            log_lines=(),
         ),
         "failed": snapshot(
             state=State.FAILED, reason="llama-server died 4 times: killed by signal 9 (out of memory?)", restarts=3

@@ -51,6 +51,7 @@ def test_every_verdict_has_a_level() -> None:
         ),
         ("REPROCESS", {"cause": "no checkpoint"}, "bad", "CACHE MISSED", "no checkpoint: 10 tokens in 21ms"),
         ("EVICTED", {"prefill_ms": None}, "bad", "CACHE MISSED", "EVICTED: 10 tokens evaluated"),
+        ("EVICTED", {"cause": "by request 4"}, "bad", "CACHE MISSED", "evicted by request 4: 10 tokens in 21ms"),
         ("TEMPLATE", {}, "bad", "CACHE MISSED", "TEMPLATE: 10 tokens in 21ms"),
         ("FAILED", {"error": "the model\x1b[2J crashed"}, "bad", "REQUEST FAILED", "the model [2J crashed"),
         ("FAILED", {}, "bad", "REQUEST FAILED", "no reason given"),
