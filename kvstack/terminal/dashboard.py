@@ -93,8 +93,8 @@ def summary(snapshot: Snapshot, width: int, now_s: float, rows: int, glyphs: Gly
         table = RequestTable(width, glyphs)
         lines += [table.heading(), *table.block(shown, 2 * len(shown))]
     lines += slot_lines(snapshot, width, 8, glyphs, idle=True)
-    lines += _warnings(snapshot, 4, glyphs)
-    return [cut(line, width, glyphs) for line in lines]
+    # Warnings are whole sentences, and here there is room for all of them.
+    return [*(cut(line, width, glyphs) for line in lines), *_warnings(snapshot, 4, glyphs)]
 
 
 def head_lines(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> list[Text]:

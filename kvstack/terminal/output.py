@@ -177,8 +177,8 @@ def say_error(error: KvstackError) -> None:
     from rich.text import Text  # noqa: PLC0415 - see console()
 
     shown = Text(text)
-    shown.highlight_regex(r"^error:.*", "bold red")
-    shown.highlight_regex(r"^next:", "bold green")
+    shown.highlight_regex(r"(?m)^error:.*", "bold red")
+    shown.highlight_regex(r"(?m)^next:", "bold green")
     console(sys.stderr).print(shown, soft_wrap=True)
 
 

@@ -29,6 +29,9 @@ def snapshot_from_dict(data: dict[str, Any]) -> Snapshot:
     flat["proxy_url"] = proxy.get("url") if isinstance(proxy, dict) else None
     flat["name"] = str(flat.get("name") or "?")
     flat["proxy_url"] = str(flat["proxy_url"] or "?")
+    server = flat.get("server")
+    if isinstance(server, dict):
+        flat["server"] = {**server, "buffers": server.get("buffers_bytes")}
     snapshot = _build(Snapshot, flat)
     assert isinstance(snapshot, Snapshot)
     return replace(snapshot, join=_join(data))

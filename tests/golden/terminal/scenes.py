@@ -136,7 +136,10 @@ def scenes() -> dict[str, Snapshot]:
             log=LogView(facts=900, drift=2, unclaimed_tasks=1),
             notices=((NOW_S - 300, "warning", "2 log lines of a known family were not understood"),),
         ),
-        "first": snapshot(log_lines=LOG_LINES[:6]),
+        "first": snapshot(
+            log_lines=LOG_LINES[:6],
+            server=replace(SERVER, device=None, device_name=None, buffers={"model CPU_Mapped": 5, "kv CPU": 5}),
+        ),
         "loading": snapshot(
             state=State.LOADING,
             reason="",
