@@ -159,7 +159,7 @@ class RuleSpec(_Spec):
     """For `constant`: what takes the target's place."""
 
     text: str = ""
-    """For `tail`, `sticky` and the announcement of `freeze`: what is appended; `{value}` is the target."""
+    """What `tail`, `sticky`, `coarsen` and an announcement append; `{value}` is the target (for `coarsen`: its line)."""
 
     announce: bool = False
     """For `freeze`: append the live value once to the newest user text when it changes."""

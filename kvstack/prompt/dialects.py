@@ -7,13 +7,25 @@ A string and a list with one part of the same text are the same text; ids and `c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from kvstack.prompt.splice import Element, JsonPath, NotJson, find_literal, locate, skip_space, walk_object
 
-__all__ = ["Api", "Document", "Item", "Role", "Text", "TurnMarkers", "api_of", "read_document", "turn_markers"]
+__all__ = [
+    "Api",
+    "Document",
+    "Item",
+    "Role",
+    "Text",
+    "TurnMarkers",
+    "api_of",
+    "read_document",
+    "spell_path",
+    "turn_markers",
+]
 
 Role = Literal["system", "user", "assistant", "tool", "reasoning", "other"]
 
@@ -91,6 +103,16 @@ def api_of(path: str) -> Api | None:
     """
     path = path.partition("?")[0].rstrip("/")
     return _PATHS.get(path.removeprefix("/api").removeprefix("/v1"))
+
+
+def spell_path(path: Sequence[str | int]) -> str:
+    """
+    Spell a JSON path: `messages[0].content`.
+    """
+    out = ""
+    for step in path:
+        out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else step
+    return out
 
 
 @dataclass(frozen=True, slots=True)

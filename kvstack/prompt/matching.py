@@ -167,7 +167,8 @@ class _Finder:
             if index in self._carriers:
                 continue
             if item.role != "user":
-                self._recurring(index, item, None)
+                if not item.leading:
+                    self._recurring(index, item, None)
                 continue
             if opening is None and not item.texts:
                 continue
@@ -351,7 +352,7 @@ class _Finder:
                 op.new, op.bare = None, f"\0{rule.name}\0"
             case "coarsen":
                 if spec.text:
-                    self._append(rule, text.value[found.start : found.end])
+                    self._append(rule, _line_around(text.value, start, stop))
             case "tail" | "sticky":
                 # All of the block leaves its place; what arrives is the block, or its target in the words of the rule.
                 op.start, op.end = found.start, end
@@ -365,6 +366,12 @@ class _Finder:
 
 def _same_span(one: Found, other: Found) -> bool:
     return (one.start, one.end) == (other.start, other.end)
+
+
+def _line_around(text: str, start: int, end: int) -> str:
+    first = text.rfind("\n", 0, start) + 1
+    last = text.find("\n", end)
+    return text[first : last if last >= 0 else len(text)].strip()
 
 
 def _stands_in(opening: Item, holder: Text, found: Found) -> bool:

@@ -22,13 +22,13 @@ from kvstack.prompt.conversation import (
     link_up,
 )
 from kvstack.prompt.detection import detect_client, side_label
-from kvstack.prompt.dialects import Api, Document, Item, Text, api_of, read_document, turn_markers
+from kvstack.prompt.dialects import Api, Document, Item, Text, api_of, read_document, spell_path, turn_markers
 from kvstack.prompt.editing import Op, body_edits, changed_text, settle
 from kvstack.prompt.matching import Append, Findings, find_all
 from kvstack.prompt.ruleset import Client, Rule, RuleSet
 from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
 
-__all__ = ["Hit", "Stripped", "apply_rules", "spell_path"]
+__all__ = ["Hit", "Stripped", "apply_rules"]
 
 _UNSPLIT = "raw-prompt"
 
@@ -453,13 +453,3 @@ def _last_text(item: Item, ops: Sequence[Op]) -> Text:
         if not own or changed_text(text, own, bare=False):
             return text
     return item.texts[-1]
-
-
-def spell_path(path: JsonPath) -> str:
-    """
-    Spell a JSON path: `messages[0].content`.
-    """
-    out = ""
-    for step in path:
-        out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else step
-    return out

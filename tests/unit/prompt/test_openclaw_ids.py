@@ -83,7 +83,7 @@ def test_every_spelling_of_the_system_block(rules: RuleSet, block: str, expected
 @pytest.mark.parametrize("parts", [False, True], ids=["string", "parts"])
 @pytest.mark.parametrize("zone", ["UTC", "PST", "GMT+8", "GMT+5:30", "CET"])
 def test_user_head_is_read_block_then_bracket(rules: RuleSet, zone: str, parts: bool) -> None:
-    """The id leaves the Conversation info block and the bracket goes, in any zone (FR-09), whatever the content form."""
+    """The id leaves the Conversation info block and the bracket goes, in any zone, whatever the content form."""
     text = f"{USER}[Wed 2026-02-18 20:48 {zone}] Hello."
     content: object = [{"type": "text", "text": text}] if parts else text
     result = strip(chat(content), rules)
@@ -161,8 +161,10 @@ def test_other_bytes_of_the_body_stay(rules: RuleSet) -> None:
     block = '```json\\n{\\"schema\\": \\"openclaw.inbound_meta.v1\\", \\"message_id\\": \\"\\u0041\\"}\\n```'
     bare = '```json\\n{\\"schema\\": \\"openclaw.inbound_meta.v1\\"}\\n```'
     frame = (
-        '{{ "n" : 1.50e+2, "big":123456789012345678901234567890, "n":2,\t"messages":[ {{"content":'
-        '"\\u00e9 \\/ \\ud83d\\ude00 \\ud83d\\n{0}\\r\\n\u00e9", "role":"system"}} ,{{"role":"user","content":"x"}}] }}\n'
+        '{{ "n" : 1.50e+2, "big":123456789012345678901234567890, "n":2,\t"messages":[ '
+        '{{"content":'
+        '"\\u00e9 \\/ \\ud83d\\ude00 \\ud83d\\n{0}\\r\\n\u00e9", "role":"system"}} ,'
+        '{{"role":"user","content":"x"}}] }}\n'
     )
     result = apply_rules(frame.format(block).encode(), "/v1/chat/completions", rules)
     assert result.body == frame.format(bare).encode()

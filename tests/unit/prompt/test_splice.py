@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -14,7 +15,7 @@ def test_raw_offsets_walk_escapes() -> None:
     raw = r'"a\n\u00e9\ud83d\ude00\ud83d\\z"'
     decoded = json.loads(raw)
     offsets = raw_offsets(raw, 0, range(len(decoded) + 1))
-    spelled = [raw[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    spelled = [raw[a:b] for a, b in pairwise(offsets)]
     assert spelled == ["a", r"\n", r"\u00e9", r"\ud83d\ude00", r"\ud83d", r"\\", "z"]
     assert offsets[-1] == len(raw) - 1
 

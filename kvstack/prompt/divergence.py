@@ -1,0 +1,314 @@
+"""
+Where two requests of one conversation part, and why.
+
+The earlier request should be the beginning of the later one.  Where it is not, everything behind the first
+difference is evaluated again; this module finds that place and says what kind of change it is.  It never takes a text
+for volatile because it looks like a clock: a value counts only if it differs between the two requests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvstack.prompt.pattern import Pattern, compile_pattern
+from kvstack.prompt.rendering import Segment, common_prefix, render, shared_length
+
+__all__ = ["Cause", "Divergence", "Habit", "diverge", "habits"]
+
+_SNIPPET = 60
+
+
+class Cause(StrEnum):
+    """
+    What kind of change made two requests part.
+    """
+
+    CLOCK = "clock"
+    ID = "id"
+    COUNTER = "counter"
+    DECORATION = "decoration"
+    MOVED = "moved block"
+    TOOLS_CHANGED = "tools changed"
+    TOOLS_REORDERED = "tools reordered"
+    KEYS_REORDERED = "keys reordered"
+    SYSTEM_CHANGED = "system text changed"
+    RESULT_CHANGED = "old tool result changed"
+    HISTORY_EDITED = "history edited"
+    TRIMMED = "window trimmed"
+    WHITE_SPACE = "white space"
+    OTHER_CONVERSATION = "other conversation"
+
+
+_SENTENCES = {
+    Cause.CLOCK: "a date or time changed",
+    Cause.ID: "an id changed",
+    Cause.COUNTER: "a number changed",
+    Cause.DECORATION: "a turn lost or gained a block when it became history",
+    Cause.MOVED: "a message moved or was not kept",
+    Cause.TOOLS_CHANGED: "the tools changed",
+    Cause.TOOLS_REORDERED: "the same tools came in another order",
+    Cause.KEYS_REORDERED: "the same JSON came with its keys in another order",
+    Cause.SYSTEM_CHANGED: "the system text changed",
+    Cause.RESULT_CHANGED: "an old tool result was pruned or rewritten",
+    Cause.HISTORY_EDITED: "an earlier turn was edited",
+    Cause.TRIMMED: "the oldest messages were left out",
+    Cause.WHITE_SPACE: "only white space changed",
+    Cause.OTHER_CONVERSATION: "the requests have nothing in common",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """
+    The first difference of two requests.
+
+    Attributes:
+        cause: What kind of change it is.
+        path: JSON path in the earlier request.
+        offset: Characters into that text.
+        position_ratio: How far into the earlier request that is, 0 to 1.
+        lost: Characters of the earlier request behind it.
+        before: 60 characters around it in the earlier request.
+        after: 60 characters around it in the later one.
+        old: The part that changed, as it was.
+        new: The part that changed, as it is.
+    """
+
+    cause: Cause
+    path: str
+    offset: int
+    position_ratio: float
+    lost: int
+    before: str
+    after: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{_SENTENCES[self.cause]} in {self.path} @{self.offset:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """
+    A place that changed more than once.
+
+    Attributes:
+        cause: What kind of change.
+        path: Where.
+        times: How often.
+        lost: Characters lost to it in all.
+        alternating: Values come back: not a clock but several devices or rooms that share a conversation.
+    """
+
+    cause: Cause
+    path: str
+    times: int
+    lost: int
+    alternating: bool
+
+
+def diverge(previous: bytes, current: bytes, path: str) -> Divergence | None:
+    """
+    Find the first difference of two requests of one conversation.
+
+    Args:
+        previous: The earlier body.
+        current: The later body.
+        path: Their request path.
+
+    Returns:
+        The difference, or None if the later request extends the earlier one, or either cannot be read.
+    """
+    old, new = render(previous, path), render(current, path)
+    if not old or not new:
+        return None
+    for number, segment in enumerate(old):
+        other = new[number] if number < len(new) else None
+        if other is not None and (segment.role, segment.text) == (other.role, other.text):
+            continue
+        return _describe(old, new, number)
+    return None
+
+
+def _describe(old: Sequence[Segment], new: Sequence[Segment], number: int) -> Divergence:
+    segment = old[number]
+    other = new[number] if number < len(new) else Segment("", "", "")
+    offset = shared_length(segment.text, other.text) if segment.role == other.role else 0
+    common = common_prefix(old, new)
+    before, after = _changed(segment.text, other.text)
+    return Divergence(
+        cause=_cause(old, new, number, before, after),
+        path=segment.path,
+        offset=offset,
+        position_ratio=common.kept_ratio,
+        lost=common.previous - common.shared,
+        before=_around(segment.text, offset),
+        after=_around(other.text, offset),
+        old=before,
+        new=after,
+    )
+
+
+def _cause(old: Sequence[Segment], new: Sequence[Segment], number: int, before: str, after: str) -> Cause:
+    segment = old[number]
+    other = new[number] if number < len(new) else None
+    if segment.role == "tools" or (other is not None and other.role == "tools"):
+        return _tools_cause(old, new, before, after)
+    if segment.role == "system":
+        return _text_cause(before, after, Cause.SYSTEM_CHANGED)
+    trimmed = _trimmed(old, new, number)
+    if trimmed:
+        return Cause.TRIMMED
+    if other is None or segment.role != other.role:
+        return Cause.MOVED
+    if number + 1 < len(old) and number < len(new) and old[number + 1].text == other.text and segment.role == "user":
+        # The next segment took this one's place: a part or a message in front of it is gone.
+        return Cause.DECORATION if old[number + 1].index == segment.index else Cause.MOVED
+    if segment.role == "user" and _decorated(segment.text, other.text):
+        return Cause.DECORATION
+    fallback = Cause.RESULT_CHANGED if segment.role == "tool" else Cause.HISTORY_EDITED
+    return _text_cause(before, after, fallback)
+
+
+def _tools_cause(old: Sequence[Segment], new: Sequence[Segment], before: str, after: str) -> Cause:
+    mine = [segment.text for segment in old if segment.role == "tools"]
+    theirs = [segment.text for segment in new if segment.role == "tools"]
+    if Counter(mine) == Counter(theirs):
+        return Cause.TOOLS_REORDERED
+    if list(map(_sorted, mine)) == list(map(_sorted, theirs)):
+        return Cause.KEYS_REORDERED
+    if len(mine) == len(theirs):
+        return _text_cause(before, after, Cause.TOOLS_CHANGED)
+    return Cause.TOOLS_CHANGED
+
+
+def _sorted(text: str) -> str:
+    """
+    Spell a tool without its orders: keys sorted, and lists of required names too.
+    """
+
+    def calm(value: object) -> object:
+        if isinstance(value, dict):
+            return {
+                key: sorted(map(str, inner)) if key == "required" and isinstance(inner, list) else calm(inner)
+                for key, inner in value.items()
+            }
+        return [calm(inner) for inner in value] if isinstance(value, list) else value
+
+    return json.dumps(calm(json.loads(text)), sort_keys=True)
+
+
+def _trimmed(old: Sequence[Segment], new: Sequence[Segment], number: int) -> bool:
+    """
+    Tell whether what stands here now stood further behind before, and goes on as it did.
+    """
+    rest = [(segment.role, segment.text) for segment in new[number : number + 3]]
+    if len(rest) < 2:
+        return False
+    return any(
+        [(segment.role, segment.text) for segment in old[start : start + len(rest)]] == rest
+        for start in range(number + 1, len(old) - 1)
+        if old[start].text == rest[0][1]
+    )
+
+
+def _decorated(one: str, other: str) -> bool:
+    shorter, longer = sorted((one, other), key=len)
+    return bool(shorter) and len(shorter) < len(longer) and (longer.endswith(shorter) or longer.startswith(shorter))
+
+
+_CLOCKS: tuple[Pattern, ...] = tuple(
+    map(compile_pattern, ("{date}", "{time}", "{weekday}", "{month}", "{int}/{int}/{int}", "{int} AM", "{int} PM"))
+)
+_UUID = compile_pattern("{uuid}")
+_HEX = compile_pattern("{hex}")
+
+
+def _text_cause(before: str, after: str, otherwise: Cause) -> Cause:
+    """
+    Say what kind of value changed, from the words that differ.
+    """
+    if before.split() == after.split():
+        return Cause.WHITE_SPACE
+    values = [text for text in (before, after) if text.strip()]
+    if not values or any(len(text) > 200 for text in values):
+        return otherwise
+    if all(_holds(text, _CLOCKS) for text in values):
+        return Cause.CLOCK
+    words = [text.strip("\"'`,;:.[](){}<>= \n") for text in values]
+    if all(_UUID.match(word, 0) is not None for word in words):
+        return Cause.ID
+    if all(word.replace(",", "").replace(".", "").isdecimal() for word in words):
+        return Cause.COUNTER
+    if all(_is_id(word) for word in words):
+        return Cause.ID
+    return otherwise
+
+
+def _holds(text: str, patterns: Sequence[Pattern]) -> bool:
+    return any(
+        pattern.match(text, pos) is not None
+        for pos in range(len(text))
+        if not pos or not text[pos - 1].isalnum()
+        for pattern in patterns
+    )
+
+
+def _is_id(word: str) -> bool:
+    """
+    Tell whether a word is made like an id: one run of letters and digits with digits in it, four at least.
+    """
+    core = word.replace("-", "").replace("_", "").replace(":", "")
+    if len(core) < 4 or not core.isalnum():
+        return False
+    found = _HEX.match(core, 0)
+    return any(char.isdigit() for char in core) or (found is not None and found.end == len(core) and len(core) >= 5)
+
+
+def _changed(one: str, other: str) -> tuple[str, str]:
+    """
+    Return the parts of two texts that differ, widened to whole words.
+    """
+    start = shared_length(one, other)
+    tail = shared_length(one[start:][::-1], other[start:][::-1])
+    while start > 0 and not one[start - 1].isspace():
+        start -= 1
+    ends = len(one) - tail, len(other) - tail
+    while tail > 0 and not one[len(one) - tail].isspace():
+        tail -= 1
+        ends = len(one) - tail, len(other) - tail
+    return one[start : ends[0]], other[start : ends[1]]
+
+
+def _around(text: str, offset: int) -> str:
+    half = _SNIPPET // 2
+    return text[max(0, offset - half) : offset + half]
+
+
+def habits(divergences: Sequence[Divergence]) -> list[Habit]:
+    """
+    Sum up what happened more than once at the same place, most expensive first.
+
+    One change is no habit: a value is volatile only if it changed in two pairs of requests at least.
+    """
+    grouped: dict[tuple[Cause, str], list[Divergence]] = {}
+    for divergence in divergences:
+        grouped.setdefault((divergence.cause, divergence.path), []).append(divergence)
+    found = [
+        Habit(
+            cause,
+            path,
+            len(group),
+            sum(divergence.lost for divergence in group),
+            any(later.new == earlier.old for earlier, later in itertools.pairwise(group)),
+        )
+        for (cause, path), group in grouped.items()
+        if len(group) > 1
+    ]
+    return sorted(found, key=lambda habit: -habit.lost)
