@@ -398,14 +398,24 @@ def test_several_gpus_and_none_named() -> None:
     [
         (USING.format("Vulkan0") + OFFLOADED.format(49) + KV.format("Vulkan0"), None),
         (OFFLOADED.format(49) + KV.format("CPU"), "gpu-unused"),
+        (KV.format("CPU"), "gpu-unused"),
         (USING.format("Vulkan0") + OFFLOADED.format(40) + KV.format("Vulkan0"), "layers-missing"),
         (USING.format("Vulkan0") + OFFLOADED.format(49) + KV.format("CPU"), "kv-on-cpu"),
     ],
-    ids=["all", "none", "some", "kv"],
+    ids=["all", "none", "none, build for the CPU", "some", "kv"],
 )
 def test_work_on_the_gpu(log: str, code: str | None) -> None:
     """`offloaded 49/49` alone proves nothing: device, layers and KV buffer together do."""
     assert codes(case(REFERENCE, log=log)) == ({code} if code else set())
+
+
+@BUILDS
+def test_machine_without_a_gpu_is_said_once(build: str) -> None:
+    """Where no GPU is listed and none is named, running on the CPU is a warning and no error."""
+    log = OFFLOADED.format(49) + KV.format("CPU")
+    found = codes(case("no_mmap = true\ncache_ram_mib = 8192", build=build, devices=NONE[build], log=log))
+    assert found == {"device-none"}
+    assert "gpu-unused" in codes(case('device = "Vulkan0"', build=build, devices=NONE[build], log=log))
 
 
 def test_fewer_layers_on_purpose_are_no_finding() -> None:

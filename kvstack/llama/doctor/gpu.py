@@ -154,41 +154,51 @@ def work_on_gpu(facts: Facts) -> Iterator[Finding]:
     """
     The model is on the CPU, in part or as a whole.
 
-    `offloaded K/K layers to GPU` is printed without any GPU too.  The GPU works if a device is used, all layers went to
-    it, and its KV buffer is there.
+    `offloaded K/K layers to GPU` is printed without any GPU too, and not at all by builds for the CPU.  The GPU works
+    if a device is used, all layers went to it, and its KV buffer is there.
     """
     layers = facts.logged(logfacts.LayersOffloaded)
-    if not layers or not uses_gpu(facts):
-        return
-    last = layers[-1]
-    used = [fact.device for fact in facts.logged(logfacts.DeviceUsed)]
     kv_devices = {fact.device for fact in facts.logged(logfacts.BufferAllocated) if fact.kind == "kv"}
-    shown = f"log: offloaded {last.layers}/{last.layers_total} layers to GPU"
+    if not uses_gpu(facts) or not (layers or kv_devices):
+        return
+    used = [fact.device for fact in facts.logged(logfacts.DeviceUsed)]
+    last = layers[-1] if layers else None
+    evidence = []
+    if last is not None:
+        evidence.append(f"offloaded {last.layers}/{last.layers_total} layers to GPU")
+    if kv_devices:
+        evidence.append(f"KV buffer on {', '.join(sorted(kv_devices))}")
     if not used:
-        yield Finding(
-            "gpu-unused",
-            Severity.ERROR,
-            "Everything runs on the CPU although layers were to go to the GPU",
-            f"{shown}, but no `using device` line"
-            + (f"; KV buffer on {', '.join(sorted(kv_devices))}" if kv_devices else ""),
-            "Check --list-devices with the same environment, the driver, and that this build has a GPU backend.",
-        )
-    elif last.layers < last.layers_total and last.layers_total <= facts.config.server.gpu_layers:
+        if not _has_no_gpu(facts):
+            yield Finding(
+                "gpu-unused",
+                Severity.ERROR,
+                "Everything runs on the CPU although layers were to go to the GPU",
+                f"log: {'; '.join(evidence)}; no `using device` line",
+                "Check --list-devices with the same environment, the driver, and that this build has a GPU backend.",
+            )
+    elif last is not None and last.layers < last.layers_total <= facts.config.server.gpu_layers:
         yield Finding(
             "layers-missing",
             Severity.ERROR,
             f"Only {last.layers} of {last.layers_total} layers are on the GPU",
-            f"{shown}; gpu_layers = {facts.config.server.gpu_layers}",
+            f"log: {'; '.join(evidence)}; gpu_layers = {facts.config.server.gpu_layers}",
             "Free GPU memory (ctx_size, cache types, quantisation), and set server.fit = false.",
         )
-    elif kv_devices and kv_devices.isdisjoint(used) and last.layers == last.layers_total:
+    elif last is not None and last.layers == last.layers_total and kv_devices and kv_devices.isdisjoint(used):
         yield Finding(
             "kv-on-cpu",
             Severity.ERROR,
             "The KV cache is on the CPU although all layers are on the GPU",
-            f"{shown}; KV buffer on {', '.join(sorted(kv_devices))}",
+            f"log: {'; '.join(evidence)}",
             "Remove --no-kv-offload from server.extra_args.",
         )
+
+
+def _has_no_gpu(facts: Facts) -> bool:
+    """Whether there is no GPU and none is named: another finding says so, and the CPU may well be meant."""
+    devices = facts.capabilities.devices if facts.capabilities is not None else None
+    return devices == () and facts.config.server.device is None
 
 
 def driver(facts: Facts) -> Iterator[Finding]:
