@@ -10,6 +10,7 @@ import pytest
 
 from kvstack.core.config import Config, parse_config
 from kvstack.errors import ConfigError, ExitCode, StartFailed
+from kvstack.llama import extra_args
 from kvstack.llama.capabilities import Capabilities, parse_capabilities
 from kvstack.llama.command import Command, child_environment, display_environment, server_argv
 from kvstack.llama.extra_args import effective_arguments, masked
@@ -390,3 +391,49 @@ def test_last_of_several_flags_counts() -> None:
         "--no-context-shift": None,
         "--warmup": None,
     }
+
+
+def spellings_of_guarded_options(build: str) -> list[str]:
+    """Every spelling, as far as the build's help text knows, of every option that is never to be given by hand."""
+    capabilities = capabilities_of(build)
+    names: set[str] = set()
+    for guard in extra_args._GUARDS:
+        if guard.when == "always":
+            for name in guard.names:
+                option = capabilities.option(name)
+                names.update(option.names if option is not None else (name,))
+    variants = {name.replace("-", "_").replace("__", "--", 1) for name in names if name.startswith("--")}
+    return sorted(names | variants)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_no_spelling_of_a_guarded_option_passes(build: str) -> None:
+    """All aliases of the help text, with dashes and underscores, alone and with a value, are refused on each build."""
+    spellings = spellings_of_guarded_options(build)
+    assert len(spellings) > 60
+    passed = []
+    for name in spellings:
+        for arguments in ([name], [f"{name}=1"], ["--no-warmup", name, "1"]):
+            try:
+                command(f"extra_args = {arguments!r}", build)
+            except ConfigError:
+                continue
+            passed.append(arguments)
+    assert passed == []
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_no_variable_of_a_guarded_option_passes(build: str) -> None:
+    """The environment twin of every guarded option, as the build's help text names it, is refused in [server.env]."""
+    capabilities = capabilities_of(build)
+    options = filter(None, (capabilities.option(name) for name in spellings_of_guarded_options(build)))
+    twins = sorted({option.env for option in options if option.env is not None})
+    assert len(twins) > 15
+    passed = []
+    for twin in twins:
+        try:
+            command(f'env = {{ {twin} = "0" }}', build)
+        except ConfigError:
+            continue
+        passed.append(twin)
+    assert passed == []

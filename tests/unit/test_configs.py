@@ -10,8 +10,8 @@ import pytest
 from kvstack.core.config import Config, parse_config
 from kvstack.llama.capabilities import parse_capabilities
 from kvstack.llama.command import server_argv
-from kvstack.prompt.rules import apply_rules
 from kvstack.plan import load_rules
+from kvstack.prompt.rules import apply_rules
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
