@@ -63,18 +63,22 @@ _HEADLINES = {
     "UNKNOWN": "Neither the answer nor the log told what was cached.",
 }
 
-# First words of the proxy's causes, and what helps against them.
-_AGAINST = (
-    (("clock", "date", "time"), "A rule with `freeze`, `coarsen` or `drop` keeps a clock from changing the prompt."),
-    (("id", "uuid"), "Set `proxy.strip_message_ids = true`, or add a rule with `drop` for this id."),
-    (("counter", "number"), "A rule with `tail` moves a counter to the end, where it costs nothing."),
-    (("moved", "carrier"), "A rule with `place` leaves a moving block where it first stood."),
-    (("tool",), "Keep the client's tools the same for a conversation: servers of tools that come and go change them."),
-    (
-        ("history", "window", "trimmed", "compact"),
-        "The client rewrites or prunes older turns: give it a larger window, or let it prune less often.",
-    ),
-)
+# The proxy's classes of change, and what helps against each.
+_AGAINST = {
+    "clock": "A rule with `freeze`, `coarsen` or `drop` keeps a clock from changing the prompt.",
+    "id": "Set `proxy.strip_message_ids = true`, or add a rule with `drop` for this id.",
+    "counter": "A rule with `tail` moves a counter to the end, where it costs nothing.",
+    "decoration": "A rule with `sticky` keeps what the client adds to the newest turn when that turn becomes history.",
+    "moved block": "A rule with `place` leaves a moving block where it first stood.",
+    "tools changed": "Keep the client's tools the same for a conversation: tool servers that come and go change them.",
+    "tools reordered": "Keep the client's tools in one order: some tool servers list theirs anew for each request.",
+    "keys reordered": "The client writes the same JSON in another order each time; a newer release may be steadier.",
+    "system text changed": "Whatever changes in the system text is best kept out of it, or frozen by a rule.",
+    "old tool result changed": "The client prunes old tool results: let it do so less often, or not at all.",
+    "history edited": "The client rewrites older turns: if that is compaction, give it a larger window.",
+    "window trimmed": "The client drops its oldest turns: give it a larger window, so that this happens less often.",
+    "white space": "The client writes the same text with other white space; a rule can make both the same.",
+}
 
 
 def explain(
@@ -196,10 +200,9 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
 def _advice(row: RequestRow) -> Iterator[str]:
     match row.verdict:
         case "PARTIAL":
-            words = (row.cause or "").lower()
-            found = next((text for heads, text in _AGAINST if any(_has_word(words, head) for head in heads)), None)
-            if found is not None:
-                yield found
+            found = [text for change, text in _AGAINST.items() if _names(row.cause or "", change)]
+            if found:
+                yield found[0]
             elif row.divergence is None:
                 yield "Warm up with a recording of this client (warmup.request_file): its system prompt and tools."
         case "COLD":
@@ -228,8 +231,9 @@ def _advice(row: RequestRow) -> Iterator[str]:
             pass
 
 
-def _has_word(words: str, head: str) -> bool:
-    return any(word.startswith(head) if len(head) > 2 else word == head for word in words.replace("-", " ").split())
+def _names(cause: str, change: str) -> bool:
+    # `id in system @1,514` names an id, `provided text` does not.
+    return f" {change} " in f" {cause.lower()} "
 
 
 def _tokens(count: int) -> str:

@@ -236,6 +236,7 @@ def _launch(join: Join, fact: facts.TaskLaunched, rows: Sequence[RequestRow], *,
         holder=slot.conversation,
         holder_request=slot.request,
         holder_is_warmup=slot.is_warmup,
+        holder_is_cut=slot.is_cut,
         holder_prompt_tokens=slot.prompt_tokens,
     )
     pending = {number: view for number, view in join.pending.items() if number != fact.slot}
@@ -310,6 +311,7 @@ def _release(join: Join, fact: facts.SlotReleased) -> Join:
             processed_tokens=None,
             tokens_per_s=None,
             tokens=fact.total_tokens,
+            is_cut=prompt is not None and fact.total_tokens < prompt,
             prompt_tokens=fact.total_tokens if prompt is None else min(prompt, fact.total_tokens),
         ),
     )

@@ -14,7 +14,7 @@ on the same slot.
 | HIT | cached >= expected - 64: what was evaluated is about what is new |
 | WARM | a conversation's first request that found its prefix cached: what the warm-up evaluated, or half the prompt |
 | RESTORED | as one of these, out of the RAM cache |
-| COLD | next to nothing was cached, and nothing of it was expected to be |
+| COLD | next to nothing was cached, nothing of it was expected to be, and no slot was alike |
 | PARTIAL | the prompt left the former one early: the client changed something |
 | REPROCESS | more matched than was kept: the server had no checkpoint where the prompts part |
 | EVICTED | the prompt extends the former one, but another conversation took the slot |
@@ -121,7 +121,12 @@ class _Reuse:
     @property
     def is_nothing(self) -> bool:
         # Every chat begins with the same few template tokens.
-        return self.cached < max(1.0, min(32.0, self.prompt * 0.05))
+        return self.cached < max(1.0, min(32.0, self.prompt / 4))
+
+    @property
+    def is_like_nothing(self) -> bool:
+        # A hybrid model may keep nothing of what matched: that is no strange prompt.
+        return self.is_nothing and (self.matched or 0) <= SLACK_TOKENS
 
     @property
     def matched(self) -> int | None:
@@ -210,13 +215,13 @@ def _judge_by_slot(reuse: _Reuse) -> Judgement:
     Judge a request of which no conversation is known: by the former prompt on its slot.
     """
     cached, expected = reuse.cached, reuse.slot_expected
-    if reuse.is_nothing:
+    if reuse.is_like_nothing:
         return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
     if expected is not None and cached >= expected - SLACK_TOKENS:
         return Judgement("HIT", None, 0)
     if cached * 10 >= reuse.prompt * 9 or reuse.evaluated <= SLACK_TOKENS:
         return Judgement("HIT", None, 0)
-    return Judgement("PARTIAL", None, max((expected or reuse.prompt) - cached, 0))
+    return Judgement("PARTIAL", _how_far(reuse), max((expected or reuse.prompt) - cached, 0))
 
 
 def _judge_repeated(reuse: _Reuse, slot_taken_by: str | None) -> Judgement:
@@ -240,16 +245,19 @@ def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
     Judge the first request of a conversation, or the first since a restart: it can only share a prefix with others.
     """
     cached = reuse.cached
-    if reuse.is_nothing:
+    if reuse.is_like_nothing:
         return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
+    task, on_slot = reuse.task, reuse.slot_expected
+    took_all = task is not None and on_slot is not None and cached >= on_slot - SLACK_TOKENS
+    if task is not None and task.holder_is_cut and took_all:
+        return Judgement("HIT", None, 0)  # a retry goes on where the abandoned prefill stopped
     if boundary is not None and cached >= boundary - _BOUNDARY_SLACK_TOKENS:
         return Judgement("WARM", None, 0)
     if cached * 2 >= reuse.prompt:
         return Judgement("WARM", None, 0)
-    task = reuse.task
-    if task is not None and task.holder_is_warmup and cached >= (task.holder_prompt_tokens or 0) - SLACK_TOKENS:
+    if task is not None and task.holder_is_warmup and took_all:
         return Judgement("WARM", None, 0)
-    return Judgement("PARTIAL", _why_cold(reuse), reuse.evaluated)
+    return Judgement("PARTIAL", _how_far(reuse), reuse.evaluated)
 
 
 def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_is_read: bool) -> Judgement:
@@ -274,6 +282,10 @@ def _by(slot_taken_by: str | None) -> str:
 def _why_reprocessed(reuse: _Reuse, matched: int) -> str:
     said = "no checkpoint" if reuse.task is not None and reuse.task.reprocessed else "not kept"
     return f"{matched:,} tokens matched, {reuse.cached:,} kept: {said}"
+
+
+def _how_far(reuse: _Reuse) -> str:
+    return f"only its first {max(reuse.matched or 0, reuse.cached):,} tokens were known"
 
 
 def _why_cold(reuse: _Reuse) -> str:

@@ -129,6 +129,8 @@ class TaskView:
     """Conversation whose tokens the slot held before."""
     holder_request: int | None = None
     holder_is_warmup: bool = False
+    holder_is_cut: bool = False
+    """What the slot held was a prompt whose prefill was broken off."""
     holder_prompt_tokens: int | None = None
     """Prompt of the task before this one on the slot."""
     prompt_tokens: int | None = None
@@ -169,6 +171,8 @@ class SlotView:
     request: int | None = None
     """The last request that used it; None if that did not come through the proxy."""
     is_warmup: bool = False
+    is_cut: bool = False
+    """The prefill was broken off: the slot holds only a part of the prompt."""
     task: int | None = None
     """The running task."""
     processed_tokens: int | None = None

@@ -81,8 +81,11 @@ def test_restored_at_the_default_level() -> None:
         ("counter in system", "`tail`"),
         ("moved block in messages[9]", "`place`"),
         ("tools reordered", "Keep the client's tools"),
-        ("history edited at messages[2]", "prunes"),
-        ("window trimmed", "prunes"),
+        ("tools changed @9", "Keep the client's tools"),
+        ("old tool result changed in messages[4]", "prunes old tool results"),
+        ("decoration in messages[2]", "`sticky`"),
+        ("history edited at messages[2]", "larger window"),
+        ("window trimmed", "drops its oldest turns"),
     ],
 )
 def test_each_class_of_cause_has_its_remedy(cause: str, word: str) -> None:

@@ -191,7 +191,7 @@ def test_not_warm_if_the_boundary_was_not_reached() -> None:
     story = Story()
     story.warm(5767, boundary=5760)
     row = story.turn(12000, 2255)
-    assert (row.verdict, row.cause) == ("PARTIAL", "first request of its conversation")
+    assert (row.verdict, row.cause) == ("PARTIAL", "only its first 2,256 tokens were known")
 
 
 def test_a_second_conversation_shares_the_prefix() -> None:
@@ -241,7 +241,8 @@ def test_an_old_message_differs() -> None:
     assert (row.verdict, row.cause) == ("PARTIAL", "the client changed an earlier turn")
 
 
-def test_cancelled_and_tried_again() -> None:
+@pytest.mark.parametrize("conversation", ["c1", "c2", None])
+def test_cancelled_and_tried_again(conversation: str | None) -> None:
     """A client that left is no failure of the cache, and its retry goes on where the prefill stopped."""
     story = Story()
     number = story.ask()
@@ -258,7 +259,8 @@ def test_cancelled_and_tried_again() -> None:
     row = story.row(number)
     assert (row.verdict, row.prompt_tokens, row.cached_tokens, row.evaluated_tokens) == ("CANCELLED", 29614, 0, 6144)
     assert row.settled
-    again = story.turn(29614, 6144, similarity=0.207)
+    # Whether or not the proxy still knows the conversation, to which nothing was answered.
+    again = story.turn(29614, 6144, conversation=conversation, similarity=0.207)
     assert again.verdict == "HIT"
     assert again.saved_s == pytest.approx(6.144)
 
@@ -353,3 +355,13 @@ def test_no_conversation_is_known() -> None:
 def test_every_verdict_is_listed() -> None:
     """The list that others count by is whole, and has nothing twice."""
     assert len(set(VERDICTS)) == len(VERDICTS) == 12
+
+
+@pytest.mark.parametrize("conversation", ["c2", None])
+@pytest.mark.parametrize("cached", [395, 0])
+def test_partial_without_the_proxys_word(conversation: str | None, cached: int) -> None:
+    """A new id at 15 % where nobody saw the cause: the log tells how far the prompts agreed, kept or not."""
+    story = Story()
+    story.turn(2941, 0, conversation="c1" if conversation else None)
+    row = story.turn(2995, cached, conversation=conversation, items=4, similarity=0.132)
+    assert (row.verdict, row.cause) == ("PARTIAL", "only its first 395 tokens were known")
