@@ -40,6 +40,8 @@ def logs(
         if follow and as_json:
             raise UsageError("--follow and --json do not go together", "", "Leave one of them out.")
         directory, why_not = client.find_dir(stack)
+        if why_not is None and not directory.log_path.exists():
+            output.say(f"{directory.name} has no log yet; a server that kvstack is only attached to keeps its own")
         follower = Follower(directory.log_path)  # before the last lines are read: none is missed in between
         lines = last_lines(directory.log_path, count, follower.position)
         code = ExitCode.OK if why_not is None else ExitCode.NOT_RUNNING

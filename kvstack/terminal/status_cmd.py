@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["status"]
 
 WATCH_S = 0.5
-PIPE_WIDTH = 120
+PIPE_WIDTH = 140
 ROWS = 10
 
 
@@ -73,7 +73,7 @@ def _picture(data: dict[str, Any], screen: Console) -> RenderableType:
     from kvstack.terminal.live import glyphs_for  # noqa: PLC0415 - see above
     from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - see above
 
-    width = screen.width if screen.is_terminal else PIPE_WIDTH
+    width = screen.width if sys.stdout.isatty() else PIPE_WIDTH
     lines = summary(snapshot_from_dict(data), width, time.time(), ROWS, glyphs_for(sys.stdout))
     for line in lines:
         line.rstrip()

@@ -405,6 +405,9 @@ def test_data_keys_that_others_script_against(hanging: _HangingServer, tmp_path:
             time.sleep(0.2)
         stack.wait_for_requests(1)
         data = envelope("status", "box")["data"]
+        logs = kvstack("logs", "box")
+        assert (logs.returncode, logs.stdout) == (0, "")
+        assert "attached" in logs.stderr
     assert data["proxy"]["url"] == f"http://127.0.0.1:{stack.proxy_port}"
     assert {"url", "pid", "build", "ctx_per_slot", "device"} <= data["server"].keys()
     assert data["server"]["pid"] is None

@@ -209,3 +209,23 @@ def test_status_watch_draws_the_same_and_ends_with_the_stack(
             assert other.wait() in {3, 4}
             assert LEAVE_SCREEN in other.raw
             assert b"'pty-box'" in other.raw.rpartition(LEAVE_SCREEN)[2]
+
+
+@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}], ids=["colour", "no-colour"])
+def test_status_fits_the_terminal(
+    environ: dict[str, str], llama_server: Path, model_path: dict[str, Path], tmp_path: Path
+) -> None:
+    """What `status` prints is as wide as the terminal, with and without colour; its table does not wrap."""
+    config, port = _config(tmp_path, llama_server, model_path["dense"])
+    with run_in_terminal(_up(config), 80, 24) as terminal:
+        terminal.wait_for(_ready)
+        post(port, CHAT, {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4})
+        terminal.wait_for(lambda lines: len(_rows(lines)[1]) == 1)
+        with run_in_terminal([sys.executable, "-m", "kvstack", "status"], 80, 24, environ) as other:
+            assert other.wait() == 0
+            lines = other.lines()
+            assert lines[0].startswith(" kvstack  pty-box")
+            assert "READY" in lines[0]
+            assert lines[5].split()[:2] == ["time", "api"]
+            assert re.match(r"\d\d:\d\d:\d\d chat ", lines[6])
+            assert (b"\x1b" in other.raw) == (not environ)
