@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -148,7 +149,8 @@ async def test_silence_is_a_stall(free_port: int, tmp_path: Path) -> None:
             await asyncio.wait_for(task, 20)
     assert "stalled" in caught.value.what
     assert "no output for 2 s" in caught.value.fact or "no output for 1 s" in caught.value.fact
-    assert caught.value.fact.endswith("one core busy")
+    # How much of a core it gets is the machine's affair; that it is busy is the fact.
+    assert re.search(r"(one core|[\d.]+ cores) busy$", caught.value.fact)
     assert caught.value.exit_code is ExitCode.START_FAILED
     assert rig.states[-1] is State.FAILED
     assert not lives(rig.pid)
