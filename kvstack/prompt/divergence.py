@@ -18,7 +18,7 @@ from enum import StrEnum
 from kvstack.prompt.pattern import Pattern, compile_pattern
 from kvstack.prompt.rendering import Segment, common_prefix, render, shared_length
 
-__all__ = ["Cause", "Divergence", "Habit", "diverge", "habits"]
+__all__ = ["Cause", "Divergence", "Habit", "diverge", "diverge_rendered", "habits"]
 
 _SNIPPET = 60
 
@@ -125,7 +125,13 @@ def diverge(previous: bytes, current: bytes, path: str) -> Divergence | None:
     Returns:
         The difference, or None if the later request extends the earlier one, or either cannot be read.
     """
-    old, new = render(previous, path), render(current, path)
+    return diverge_rendered(render(previous, path), render(current, path))
+
+
+def diverge_rendered(old: Sequence[Segment], new: Sequence[Segment]) -> Divergence | None:
+    """
+    Find the first difference of two rendered requests; None if *new* extends *old*, or either is empty.
+    """
     if not old or not new:
         return None
     for number, segment in enumerate(old):
