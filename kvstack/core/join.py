@@ -406,13 +406,16 @@ def agrees(answer: AnswerSeen, task: TaskView) -> bool | None:
         return None
     if answer.evaluated_tokens != task.evaluated_tokens:
         return False
+    if answer.generated_tokens is not None and task.generated_tokens not in {None, answer.generated_tokens}:
+        return False
+    times = ((answer.prefill_ms, task.prefill_ms), (answer.decode_ms, task.decode_ms))
+    if any(ours is not None and theirs is not None and abs(ours - theirs) > _MS_PRINTED for ours, theirs in times):
+        return False
     if answer.prefill_ms is not None and task.prefill_ms is not None:
-        return abs(answer.prefill_ms - task.prefill_ms) <= _MS_PRINTED
-    pairs = (
-        (answer.generated_tokens, task.generated_tokens),
-        (answer.prompt_tokens, prompt_of(task)),
-    )
-    return all(ours is None or theirs is None or ours == theirs for ours, theirs in pairs)
+        return True
+    # Usage without timings: the length of the prompt is all that is left to compare.
+    prompt = prompt_of(task)
+    return answer.prompt_tokens is None or prompt is None or prompt == answer.prompt_tokens
 
 
 def settle(join: Join, rows: Sequence[RequestRow]) -> tuple[Join, frozenset[int]]:
@@ -426,7 +429,9 @@ def settle(join: Join, rows: Sequence[RequestRow]) -> tuple[Join, frozenset[int]
     proved = {task.owner for task in join.tasks if task.is_proved}
     for row in rows:
         answer = row.answer
-        if answer is None or answer.evaluated_tokens is None or row.id in proved or row.run != join.run:
+        if row.settled or answer is None or answer.evaluated_tokens is None:
+            continue  # (a settled row whose task is forgotten must not take a new one with the same figures)
+        if row.id in proved or row.run != join.run:
             continue
         join = _prove(join, row, answer, rows, changed)
     return join, frozenset(changed)

@@ -333,17 +333,13 @@ def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
         case RequestReceived():
             return _received(snapshot, event)
         case RequestForwarded():
-            return _change_row(snapshot, event.id, lambda row: replace(row, phase="forwarded", run=snapshot.join.run))
+            return _change_row(snapshot, event.id, lambda row: _forwarded(row, snapshot.join.run))
         case FirstByteSent():
             return _change_row(snapshot, event.id, lambda row: _first_byte(row, event.time_s))
         case AnswerSeen():
             return _answered(snapshot, event)
         case RequestEnded():
-            snapshot = _change_row(
-                snapshot,
-                event.id,
-                lambda row: replace(row, phase=event.outcome, status=event.status),
-            )
+            snapshot = _change_row(snapshot, event.id, lambda row: _ended(row, event))
             return _rejoin(snapshot, [event.id])
         case WarmupEnded():
             return _warmed(snapshot, event)
@@ -460,6 +456,14 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
     return replace(snapshot, totals=totals, settled_totals=settled, requests=requests)
 
 
+def _forwarded(row: RequestRow, run: int) -> RequestRow:
+    return row if row.is_over else replace(row, phase="forwarded", run=run)
+
+
+def _ended(row: RequestRow, event: RequestEnded) -> RequestRow:
+    return row if row.is_over else replace(row, phase=event.outcome, status=event.status)
+
+
 def _first_byte(row: RequestRow, time_s: float) -> RequestRow:
     return replace(
         row,
@@ -469,11 +473,15 @@ def _first_byte(row: RequestRow, time_s: float) -> RequestRow:
 
 
 def _answered(snapshot: Snapshot, event: AnswerSeen) -> Snapshot:
-    snapshot = _change_row(snapshot, event.id, lambda row: replace(row, answer=event, error=event.error or row.error))
+    snapshot = _change_row(snapshot, event.id, lambda row: _with_answer(row, event))
     if not _has_log(snapshot):
         # A server that is only attached to: its answers are all that there is to measure the rate by.
         snapshot = replace(snapshot, join=measured(snapshot.join, event.evaluated_tokens, event.prefill_ms))
     return _rejoin(snapshot, [event.id])
+
+
+def _with_answer(row: RequestRow, answer: AnswerSeen) -> RequestRow:
+    return row if row.settled else replace(row, answer=answer, error=answer.error or row.error)
 
 
 def _change_row(snapshot: Snapshot, request: int, change: Callable[[RequestRow], RequestRow]) -> Snapshot:
