@@ -17,18 +17,16 @@ from dataclasses import dataclass, field, replace
 
 from kvstack.core import logfacts as facts
 from kvstack.core.events import AnswerSeen
+from kvstack.core.figures import agrees, prompt_of
 from kvstack.core.views import RequestRow, SlotView, TaskView
 
-__all__ = ["Join", "claim_warmup", "compose", "fold", "measured", "prompt_of", "settle", "task_of"]
+__all__ = ["Join", "claim_warmup", "fold", "measured", "settle", "task_of"]
 
 TASKS_KEPT = 64
 """Tasks of one run that may still meet their request."""
 
 RATE_FROM_TOKENS = 64
 """Shorter prefills measure the overhead, not the rate."""
-
-_MS_PRINTED = 0.0051
-"""The log rounds milliseconds to two places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,105 +315,7 @@ def _release(join: Join, fact: facts.SlotReleased) -> Join:
     )
 
 
-# --- what a task says of its request -------------------------------------------------------------------------------
-
-
-def prompt_of(task: TaskView) -> int | None:
-    """
-    Length of a task's prompt: said by the log, or what is left of the slot's content without the answer.
-
-    The last generated token is not in the slot.
-    """
-    if task.prompt_tokens is not None:
-        return task.prompt_tokens
-    if task.total_tokens is None or task.generated_tokens is None or task.shifted_tokens:
-        return None
-    return max(task.total_tokens - max(task.generated_tokens - 1, 0), 0)
-
-
-def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
-    """
-    The row with all figures that answer and log give, the answer's first.
-    """
-    answer = row.answer or AnswerSeen(row.id)
-    if task is None:
-        return replace(
-            row,
-            prompt_tokens=answer.prompt_tokens,
-            cached_tokens=answer.cached_tokens,
-            evaluated_tokens=answer.evaluated_tokens,
-            generated_tokens=answer.generated_tokens,
-            prefill_ms=answer.prefill_ms,
-            decode_ms=answer.decode_ms,
-            decode_tokens_per_s=_speed(answer.decode_tokens_per_s, answer.generated_tokens, answer.decode_ms),
-            lcp_similarity_ratio=None,
-            slot=None,
-            task=None,
-            processed_tokens=None,
-            prefill_tokens_per_s=None,
-            work=None,
-        )
-    prompt = _first(answer.prompt_tokens, prompt_of(task))
-    evaluated = _first(answer.evaluated_tokens, task.evaluated_tokens)
-    cached = _first(answer.cached_tokens, task.cached_tokens)
-    if cached is None and prompt is not None and evaluated is not None:
-        cached = max(prompt - evaluated, 0)
-    if prompt is None and cached is not None and evaluated is not None:
-        prompt = cached + evaluated
-    generated = _first(answer.generated_tokens, task.generated_tokens)
-    decode_ms = answer.decode_ms if answer.decode_ms is not None else task.decode_ms
-    speed = answer.decode_tokens_per_s if answer.decode_tokens_per_s is not None else task.decode_tokens_per_s
-    return replace(
-        row,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        evaluated_tokens=evaluated,
-        generated_tokens=generated,
-        prefill_ms=answer.prefill_ms if answer.prefill_ms is not None else task.prefill_ms,
-        decode_ms=decode_ms,
-        decode_tokens_per_s=_speed(speed, generated, decode_ms),
-        lcp_similarity_ratio=task.similarity_ratio,
-        slot=task.slot,
-        task=task.task,
-        processed_tokens=task.processed_tokens,
-        prefill_tokens_per_s=task.tokens_per_s,
-        work=task,
-    )
-
-
-def _speed(said: float | None, generated: int | None, ms: float | None) -> float | None:
-    if generated is not None and generated <= 1:
-        return None  # the first token comes with the prefill: no time was measured
-    if said is not None:
-        return said
-    return generated * 1000.0 / ms if generated and ms else None
-
-
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
-
-
 # --- proof ---------------------------------------------------------------------------------------------------------
-
-
-def agrees(answer: AnswerSeen, task: TaskView) -> bool | None:
-    """
-    Whether an answer and a task are of one piece; None while that cannot be told.
-    """
-    if answer.evaluated_tokens is None or task.evaluated_tokens is None:
-        return None
-    if answer.evaluated_tokens != task.evaluated_tokens:
-        return False
-    if answer.generated_tokens is not None and task.generated_tokens not in {None, answer.generated_tokens}:
-        return False
-    times = ((answer.prefill_ms, task.prefill_ms), (answer.decode_ms, task.decode_ms))
-    if any(ours is not None and theirs is not None and abs(ours - theirs) > _MS_PRINTED for ours, theirs in times):
-        return False
-    if answer.prefill_ms is not None and task.prefill_ms is not None:
-        return True
-    # Usage without timings: the length of the prompt is all that is left to compare.
-    prompt = prompt_of(task)
-    return answer.prompt_tokens is None or prompt is None or prompt == answer.prompt_tokens
 
 
 def settle(join: Join, rows: Sequence[RequestRow]) -> tuple[Join, frozenset[int]]:

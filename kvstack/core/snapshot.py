@@ -1,14 +1,14 @@
 """
 The one picture of a stack: what the dashboard draws, `status` prints and the metrics count.
 
-`reduce` is the only way to a new Snapshot.  `to_dict` is the documented shape of `GET /kvstack/status` and of the
-`data` in `kvstack status --json`; what is not known is null there.
+`reduce` is the only way to a new Snapshot.  `Snapshot.to_dict` is the documented shape of `GET /kvstack/status` and of
+the `data` in `kvstack status --json`; what is not known is null there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, assert_never
 
 from kvstack.core import logfacts as facts
@@ -28,8 +28,11 @@ from kvstack.core.events import (
     StateChanged,
     WarmupEnded,
 )
-from kvstack.core.join import Join, claim_warmup, compose, fold, measured, settle, task_of
+from kvstack.core.figures import compose
+from kvstack.core.join import Join, claim_warmup, fold, measured, settle, task_of
 from kvstack.core.lifecycle import State
+from kvstack.core.picture import Snapshot, add_notice
+from kvstack.core.serverfacts import note_fact
 from kvstack.core.verdict import judge
 from kvstack.core.views import (
     LogView,
@@ -58,253 +61,6 @@ REQUESTS_KEPT = 100
 """Requests that a Snapshot remembers, newest last."""
 
 LOG_LINES_KEPT = 50
-NOTICES_KEPT = 50
-DRIFT_SAMPLES_KEPT = 5
-WARNINGS_KEPT = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """
-    One stack at one moment.
-    """
-
-    name: str
-    proxy_url: str
-    state: State = State.STOPPED
-    reason: str = ""
-    state_since_s: float | None = None
-    started_s: float | None = None
-    restarts: int = 0
-    server: ServerView = field(default_factory=ServerView)
-    warmup: WarmupView = field(default_factory=WarmupView)
-    totals: Totals = field(default_factory=Totals)
-    settled_totals: Totals = field(default_factory=Totals)
-    """The same sums over requests whose verdict is final."""
-    requests: tuple[RequestRow, ...] = ()
-    ram_cache: RamCacheView = field(default_factory=RamCacheView)
-    log: LogView = field(default_factory=LogView)
-    join: Join = field(default_factory=Join)
-    """The joining's memory; not part of the published shape."""
-    log_lines: tuple[str, ...] = ()
-    notices: tuple[tuple[float, str, str], ...] = ()
-    """Time, level and text."""
-
-    @property
-    def counters(self) -> Totals:
-        """
-        The sums in a form that only grows, for metrics: a request counts once its verdict is final.
-        """
-        settled = self.settled_totals
-        return replace(
-            self.totals,
-            requests=settled.requests,
-            prompt_tokens=settled.prompt_tokens,
-            cached_tokens=settled.cached_tokens,
-            evaluated_tokens=settled.evaluated_tokens,
-            generated_tokens=settled.generated_tokens,
-            prefill_ms=settled.prefill_ms,
-            decode_ms=settled.decode_ms,
-            saved_s=settled.saved_s,
-            cost_s=settled.cost_s,
-            verdicts=settled.verdicts,
-        )
-
-    @property
-    def slots(self) -> tuple[SlotView, ...]:
-        """
-        What each slot holds, as the log of the present run tells it.
-        """
-        return self.join.slots
-
-    @property
-    def prefill_tokens_per_s(self) -> float | None:
-        """
-        The prefill rate that this run measured.
-        """
-        return self.join.prefill_tokens_per_s
-
-    def row(self, request: int) -> RequestRow | None:
-        """
-        One request by its number, if it is still remembered.
-        """
-        return next((row for row in reversed(self.requests) if row.id == request), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        The documented shape, ready for JSON.
-        """
-        return {
-            "name": self.name,
-            "state": self.state.value,
-            "reason": self.reason,
-            "state_since_s": self.state_since_s,
-            "started_s": self.started_s,
-            "restarts": self.restarts,
-            "proxy": {"url": self.proxy_url},
-            "server": _server_dict(self.server),
-            "warmup": {
-                "outcome": self.warmup.outcome,
-                "prompt_tokens": self.warmup.prompt_tokens,
-                "evaluated_tokens": self.warmup.evaluated_tokens,
-                "duration_ms": self.warmup.duration_ms,
-                "boundary_tokens": self.warmup.boundary_tokens,
-                "detail": self.warmup.detail,
-            },
-            "totals": _totals_dict(self.totals),
-            "prefill_tokens_per_s": self.prefill_tokens_per_s,
-            "slots": [_slot_dict(slot, self) for slot in self.slots],
-            "ram_cache": {
-                "prompts": self.ram_cache.prompts,
-                "size_bytes": self.ram_cache.size_bytes,
-                "limit_bytes": self.ram_cache.limit_bytes,
-            },
-            "log": {
-                "facts": self.log.facts,
-                "drift": self.log.drift,
-                "drift_samples": list(self.log.drift_samples),
-                "unclaimed_tasks": self.log.unclaimed_tasks,
-            },
-            "requests": [_row_dict(row) for row in self.requests],
-            "log_lines": list(self.log_lines),
-            "notices": [{"time_s": time_s, "level": level, "text": text} for time_s, level, text in self.notices],
-        }
-
-
-def _server_dict(server: ServerView) -> dict[str, Any]:
-    return {
-        "url": server.url,
-        "pid": server.pid,
-        "build": server.build,
-        "model": server.model,
-        "device": server.device,
-        "device_name": server.device_name,
-        "ctx_per_slot": server.ctx_per_slot,
-        "slots": server.slots,
-        "kv_unified": server.kv_unified,
-        "layers_offloaded": server.layers_offloaded,
-        "layers_total": server.layers_total,
-        "rss_bytes": server.rss_bytes,
-        "buffers_bytes": dict(server.buffers),
-        "similarity_threshold_ratio": server.similarity_threshold_ratio,
-        "warnings": list(server.warnings),
-        "asleep": server.asleep,
-        "started_s": server.started_s,
-    }
-
-
-def _totals_dict(totals: Totals) -> dict[str, Any]:
-    return {
-        "requests": totals.requests,
-        "prompt_tokens": totals.prompt_tokens,
-        "cached_tokens": totals.cached_tokens,
-        "evaluated_tokens": totals.evaluated_tokens,
-        "generated_tokens": totals.generated_tokens,
-        "prefill_ms": totals.prefill_ms,
-        "decode_ms": totals.decode_ms,
-        "saved_s": totals.saved_s,
-        "cost_s": totals.cost_s,
-        "ts_removed": totals.ts_removed,
-        "msg_ids_removed": totals.msg_ids_removed,
-        "verdicts": dict(totals.verdicts),
-        "rules": dict(totals.rules),
-        "full_reprocesses": totals.full_reprocesses,
-        "checkpoints_restored": totals.checkpoints_restored,
-        "ram_hits": totals.ram_hits,
-        "ram_evictions": totals.ram_evictions,
-        "context_shifts": totals.context_shifts,
-    }
-
-
-def _slot_dict(slot: SlotView, snapshot: Snapshot) -> dict[str, Any]:
-    task = next((task for task in reversed(snapshot.join.tasks) if task.task == slot.task), None)
-    return {
-        "slot": slot.slot,
-        "tokens": slot.tokens,
-        "conversation": slot.conversation,
-        "client": slot.client,
-        "request": slot.request,
-        "is_warmup": slot.is_warmup,
-        "is_busy": slot.task is not None,
-        "prompt_tokens": task.prompt_tokens if task is not None else slot.prompt_tokens,
-        "processed_tokens": slot.processed_tokens,
-        "prefill_tokens_per_s": slot.tokens_per_s,
-        "checkpoints": slot.checkpoints,
-    }
-
-
-_WORK_SHOWN = (
-    "slot",
-    "task",
-    "how",
-    "similarity_ratio",
-    "keep_ratio",
-    "lcp_tokens",
-    "ram_hit",
-    "ram_similarity_ratio",
-    "holder_request",
-    "holder_is_warmup",
-    "holder_prompt_tokens",
-    "reprocessed",
-    "restored_tokens",
-    "checkpoints_erased",
-    "chunk_tokens",
-    "shifted_tokens",
-    "truncated",
-    "cancelled",
-    "rejected",
-    "released",
-)
-
-
-def _row_dict(row: RequestRow) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "time_s": row.time_s,
-        "method": row.method,
-        "path": row.path,
-        "api": row.api,
-        "client": row.client,
-        "conversation": row.conversation,
-        "side": row.side,
-        "stream": row.stream,
-        "items": row.items,
-        "phase": row.phase,
-        "status": row.status,
-        "prompt_tokens": row.prompt_tokens,
-        "cached_tokens": row.cached_tokens,
-        "evaluated_tokens": row.evaluated_tokens,
-        "generated_tokens": row.generated_tokens,
-        "lcp_similarity_ratio": row.lcp_similarity_ratio,
-        "reuse_ratio": row.reuse_ratio,
-        "prefill_ms": row.prefill_ms,
-        "ttft_ms": row.ttft_ms,
-        "decode_ms": row.decode_ms,
-        "decode_tokens_per_s": row.decode_tokens_per_s,
-        "slot": row.slot,
-        "task": row.task,
-        "processed_tokens": row.processed_tokens,
-        "verdict": row.verdict,
-        "cause": row.cause,
-        "lost_tokens": row.lost_tokens,
-        "cost_s": row.cost_s,
-        "saved_s": row.saved_s,
-        "settled": row.settled,
-        "divergence": row.divergence,
-        "error": row.error,
-        "before": row.before,
-        "repeats": row.repeats,
-        "run": row.run,
-        "work": None if row.work is None else {name: getattr(row.work, name) for name in _WORK_SHOWN},
-        "stripped": {
-            "ts_removed": row.ts_removed,
-            "msg_ids_removed": row.msg_ids_removed,
-            "items_modified": row.items_modified,
-        },
-    }
-
-
-# --- reduce --------------------------------------------------------------------------------------------------------
 
 
 def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
@@ -344,7 +100,7 @@ def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
         case WarmupEnded():
             return _warmed(snapshot, event)
         case Notice():
-            return _notice(snapshot, event.time_s, event.level, event.text)
+            return add_notice(snapshot, event.time_s, event.level, event.text)
         case _:
             assert_never(event)
 
@@ -389,10 +145,6 @@ def _new_run(snapshot: Snapshot, run: int) -> Snapshot:
         join=Join(run=run, unclaimed=snapshot.join.unclaimed),
         ram_cache=RamCacheView(limit_bytes=snapshot.ram_cache.limit_bytes),
     )
-
-
-def _notice(snapshot: Snapshot, time_s: float, level: str, text: str) -> Snapshot:
-    return replace(snapshot, notices=(*snapshot.notices[-(NOTICES_KEPT - 1) :], (time_s, level, text)))
 
 
 def _warmed(snapshot: Snapshot, event: WarmupEnded) -> Snapshot:
@@ -641,7 +393,7 @@ def _log_fact(snapshot: Snapshot, event: LogFactSeen) -> Snapshot:
         join=join,
         log=replace(snapshot.log, facts=snapshot.log.facts + 1, unclaimed_tasks=join.unclaimed),
     )
-    snapshot = _note_fact(snapshot, fact, event.time_s)
+    snapshot = note_fact(snapshot, fact, event.time_s)
     match fact:
         case facts.PrefillTimed() | facts.DecodeTimed() | facts.SlotReleased():
             return _rejoin(snapshot, _owner(snapshot, fact.slot, fact.task))
@@ -657,63 +409,3 @@ def _owner(snapshot: Snapshot, slot: int, task: int) -> list[int]:
     return [
         view.owner for view in snapshot.join.tasks if view.slot == slot and view.task == task and view.owner is not None
     ]
-
-
-def _note_fact(snapshot: Snapshot, fact: facts.LogFact, time_s: float) -> Snapshot:
-    """
-    Keep what a fact says of the server as a whole.
-    """
-    server, totals = snapshot.server, snapshot.totals
-    match fact:
-        case facts.SlotSelected(threshold_ratio=float(threshold)) if threshold != server.similarity_threshold_ratio:
-            return replace(snapshot, server=replace(server, similarity_threshold_ratio=threshold))
-        case facts.SlotsInitialised():
-            return replace(
-                snapshot,
-                server=replace(
-                    server,
-                    slots=fact.slots,
-                    ctx_per_slot=fact.ctx_per_slot or server.ctx_per_slot,
-                    kv_unified=server.kv_unified if fact.kv_unified is None else fact.kv_unified,
-                ),
-            )
-        case facts.SlotCreated():
-            return replace(snapshot, server=replace(server, ctx_per_slot=fact.ctx_per_slot))
-        case facts.DeviceUsed():
-            return replace(snapshot, server=replace(server, device=fact.device, device_name=fact.description))
-        case facts.LayersOffloaded():
-            return replace(
-                snapshot, server=replace(server, layers_offloaded=fact.layers, layers_total=fact.layers_total)
-            )
-        case facts.BufferAllocated():
-            key = f"{fact.kind} {fact.device}"
-            buffers: Mapping[str, int] = {**server.buffers, key: server.buffers.get(key, 0) + fact.size_bytes}
-            return replace(snapshot, server=replace(server, buffers=buffers))
-        case facts.ServerSlept():
-            return replace(snapshot, server=replace(server, asleep=fact.asleep))
-        case facts.ServerWarned() if fact.text not in server.warnings:
-            warnings = (*server.warnings[-(WARNINGS_KEPT - 1) :], fact.text)
-            snapshot = replace(snapshot, server=replace(server, warnings=warnings))
-            return _notice(snapshot, time_s, "warning", f"llama-server: {fact.text}")
-        case facts.CacheRamLimited():
-            return replace(snapshot, ram_cache=replace(snapshot.ram_cache, limit_bytes=fact.limit_bytes))
-        case facts.RamCacheState():
-            limit = fact.limit_bytes if fact.limit_bytes is not None else snapshot.ram_cache.limit_bytes
-            return replace(snapshot, ram_cache=RamCacheView(fact.prompts, fact.size_bytes, limit))
-        case facts.RamCacheHit():
-            return replace(snapshot, totals=replace(totals, ram_hits=totals.ram_hits + 1))
-        case facts.RamCacheEvicted():
-            return replace(snapshot, totals=replace(totals, ram_evictions=totals.ram_evictions + 1))
-        case facts.FullReprocess():
-            return replace(snapshot, totals=replace(totals, full_reprocesses=totals.full_reprocesses + 1))
-        case facts.CheckpointRestored():
-            return replace(snapshot, totals=replace(totals, checkpoints_restored=totals.checkpoints_restored + 1))
-        case facts.ContextShifted():
-            return replace(snapshot, totals=replace(totals, context_shifts=totals.context_shifts + 1))
-        case facts.UnknownRecord():
-            samples = snapshot.log.drift_samples
-            if len(samples) < DRIFT_SAMPLES_KEPT and fact.text not in samples:
-                samples = (*samples, fact.text)
-            return replace(snapshot, log=replace(snapshot.log, drift=snapshot.log.drift + 1, drift_samples=samples))
-        case _:
-            return snapshot

@@ -1,0 +1,264 @@
+"""
+The Snapshot and its published shape; `kvstack.core.snapshot.reduce` makes new ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvstack.core.join import Join
+from kvstack.core.lifecycle import State
+from kvstack.core.views import LogView, RamCacheView, RequestRow, ServerView, SlotView, Totals, WarmupView
+
+__all__ = ["Snapshot", "add_notice"]
+
+NOTICES_KEPT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """
+    One stack at one moment.
+    """
+
+    name: str
+    proxy_url: str
+    state: State = State.STOPPED
+    reason: str = ""
+    state_since_s: float | None = None
+    started_s: float | None = None
+    restarts: int = 0
+    server: ServerView = field(default_factory=ServerView)
+    warmup: WarmupView = field(default_factory=WarmupView)
+    totals: Totals = field(default_factory=Totals)
+    settled_totals: Totals = field(default_factory=Totals)
+    """The same sums over requests whose verdict is final."""
+    requests: tuple[RequestRow, ...] = ()
+    ram_cache: RamCacheView = field(default_factory=RamCacheView)
+    log: LogView = field(default_factory=LogView)
+    join: Join = field(default_factory=Join)
+    """The joining's memory; not part of the published shape."""
+    log_lines: tuple[str, ...] = ()
+    notices: tuple[tuple[float, str, str], ...] = ()
+    """Time, level and text."""
+
+    @property
+    def counters(self) -> Totals:
+        """
+        The sums in a form that only grows, for metrics: a request counts once its verdict is final.
+        """
+        settled = self.settled_totals
+        return replace(
+            self.totals,
+            requests=settled.requests,
+            prompt_tokens=settled.prompt_tokens,
+            cached_tokens=settled.cached_tokens,
+            evaluated_tokens=settled.evaluated_tokens,
+            generated_tokens=settled.generated_tokens,
+            prefill_ms=settled.prefill_ms,
+            decode_ms=settled.decode_ms,
+            saved_s=settled.saved_s,
+            cost_s=settled.cost_s,
+            verdicts=settled.verdicts,
+        )
+
+    @property
+    def slots(self) -> tuple[SlotView, ...]:
+        """
+        What each slot holds, as the log of the present run tells it.
+        """
+        return self.join.slots
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """
+        The prefill rate that this run measured.
+        """
+        return self.join.prefill_tokens_per_s
+
+    def row(self, request: int) -> RequestRow | None:
+        """
+        One request by its number, if it is still remembered.
+        """
+        return next((row for row in reversed(self.requests) if row.id == request), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        The documented shape, ready for JSON.
+        """
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            "reason": self.reason,
+            "state_since_s": self.state_since_s,
+            "started_s": self.started_s,
+            "restarts": self.restarts,
+            "proxy": {"url": self.proxy_url},
+            "server": _server_dict(self.server),
+            "warmup": {
+                "outcome": self.warmup.outcome,
+                "prompt_tokens": self.warmup.prompt_tokens,
+                "evaluated_tokens": self.warmup.evaluated_tokens,
+                "duration_ms": self.warmup.duration_ms,
+                "boundary_tokens": self.warmup.boundary_tokens,
+                "detail": self.warmup.detail,
+            },
+            "totals": _totals_dict(self.totals),
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "slots": [_slot_dict(slot, self) for slot in self.slots],
+            "ram_cache": {
+                "prompts": self.ram_cache.prompts,
+                "size_bytes": self.ram_cache.size_bytes,
+                "limit_bytes": self.ram_cache.limit_bytes,
+            },
+            "log": {
+                "facts": self.log.facts,
+                "drift": self.log.drift,
+                "drift_samples": list(self.log.drift_samples),
+                "unclaimed_tasks": self.log.unclaimed_tasks,
+            },
+            "requests": [_row_dict(row) for row in self.requests],
+            "log_lines": list(self.log_lines),
+            "notices": [{"time_s": time_s, "level": level, "text": text} for time_s, level, text in self.notices],
+        }
+
+
+def _server_dict(server: ServerView) -> dict[str, Any]:
+    return {
+        "url": server.url,
+        "pid": server.pid,
+        "build": server.build,
+        "model": server.model,
+        "device": server.device,
+        "device_name": server.device_name,
+        "ctx_per_slot": server.ctx_per_slot,
+        "slots": server.slots,
+        "kv_unified": server.kv_unified,
+        "layers_offloaded": server.layers_offloaded,
+        "layers_total": server.layers_total,
+        "rss_bytes": server.rss_bytes,
+        "buffers_bytes": dict(server.buffers),
+        "similarity_threshold_ratio": server.similarity_threshold_ratio,
+        "warnings": list(server.warnings),
+        "asleep": server.asleep,
+        "started_s": server.started_s,
+    }
+
+
+def _totals_dict(totals: Totals) -> dict[str, Any]:
+    return {
+        "requests": totals.requests,
+        "prompt_tokens": totals.prompt_tokens,
+        "cached_tokens": totals.cached_tokens,
+        "evaluated_tokens": totals.evaluated_tokens,
+        "generated_tokens": totals.generated_tokens,
+        "prefill_ms": totals.prefill_ms,
+        "decode_ms": totals.decode_ms,
+        "saved_s": totals.saved_s,
+        "cost_s": totals.cost_s,
+        "ts_removed": totals.ts_removed,
+        "msg_ids_removed": totals.msg_ids_removed,
+        "verdicts": dict(totals.verdicts),
+        "rules": dict(totals.rules),
+        "full_reprocesses": totals.full_reprocesses,
+        "checkpoints_restored": totals.checkpoints_restored,
+        "ram_hits": totals.ram_hits,
+        "ram_evictions": totals.ram_evictions,
+        "context_shifts": totals.context_shifts,
+    }
+
+
+def _slot_dict(slot: SlotView, snapshot: Snapshot) -> dict[str, Any]:
+    task = next((task for task in reversed(snapshot.join.tasks) if task.task == slot.task), None)
+    return {
+        "slot": slot.slot,
+        "tokens": slot.tokens,
+        "conversation": slot.conversation,
+        "client": slot.client,
+        "request": slot.request,
+        "is_warmup": slot.is_warmup,
+        "is_busy": slot.task is not None,
+        "prompt_tokens": task.prompt_tokens if task is not None else slot.prompt_tokens,
+        "processed_tokens": slot.processed_tokens,
+        "prefill_tokens_per_s": slot.tokens_per_s,
+        "checkpoints": slot.checkpoints,
+    }
+
+
+_WORK_SHOWN = (
+    "slot",
+    "task",
+    "how",
+    "similarity_ratio",
+    "keep_ratio",
+    "lcp_tokens",
+    "ram_hit",
+    "ram_similarity_ratio",
+    "holder_request",
+    "holder_is_warmup",
+    "holder_prompt_tokens",
+    "reprocessed",
+    "restored_tokens",
+    "checkpoints_erased",
+    "chunk_tokens",
+    "shifted_tokens",
+    "truncated",
+    "cancelled",
+    "rejected",
+    "released",
+)
+
+
+def _row_dict(row: RequestRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "time_s": row.time_s,
+        "method": row.method,
+        "path": row.path,
+        "api": row.api,
+        "client": row.client,
+        "conversation": row.conversation,
+        "side": row.side,
+        "stream": row.stream,
+        "items": row.items,
+        "phase": row.phase,
+        "status": row.status,
+        "prompt_tokens": row.prompt_tokens,
+        "cached_tokens": row.cached_tokens,
+        "evaluated_tokens": row.evaluated_tokens,
+        "generated_tokens": row.generated_tokens,
+        "lcp_similarity_ratio": row.lcp_similarity_ratio,
+        "reuse_ratio": row.reuse_ratio,
+        "prefill_ms": row.prefill_ms,
+        "ttft_ms": row.ttft_ms,
+        "decode_ms": row.decode_ms,
+        "decode_tokens_per_s": row.decode_tokens_per_s,
+        "slot": row.slot,
+        "task": row.task,
+        "processed_tokens": row.processed_tokens,
+        "verdict": row.verdict,
+        "cause": row.cause,
+        "lost_tokens": row.lost_tokens,
+        "cost_s": row.cost_s,
+        "saved_s": row.saved_s,
+        "settled": row.settled,
+        "divergence": row.divergence,
+        "error": row.error,
+        "before": row.before,
+        "repeats": row.repeats,
+        "run": row.run,
+        "work": None if row.work is None else {name: getattr(row.work, name) for name in _WORK_SHOWN},
+        "stripped": {
+            "ts_removed": row.ts_removed,
+            "msg_ids_removed": row.msg_ids_removed,
+            "items_modified": row.items_modified,
+        },
+    }
+
+
+def add_notice(snapshot: Snapshot, time_s: float, level: str, text: str) -> Snapshot:
+    """
+    Keep something that a person should read.
+    """
+    return replace(snapshot, notices=(*snapshot.notices[-(NOTICES_KEPT - 1) :], (time_s, level, text)))

@@ -1,0 +1,77 @@
+"""
+What the log says of the server as a whole: device, context, buffers, RAM cache, warnings, drift, counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kvstack.core import logfacts as facts
+from kvstack.core.picture import Snapshot, add_notice
+from kvstack.core.views import RamCacheView
+
+__all__ = ["note_fact"]
+
+DRIFT_SAMPLES_KEPT = 5
+WARNINGS_KEPT = 20
+
+
+def note_fact(snapshot: Snapshot, fact: facts.LogFact, time_s: float) -> Snapshot:
+    """
+    Keep what a fact says of the server as a whole.
+    """
+    server, totals = snapshot.server, snapshot.totals
+    match fact:
+        case facts.SlotSelected(threshold_ratio=float(threshold)) if threshold != server.similarity_threshold_ratio:
+            return replace(snapshot, server=replace(server, similarity_threshold_ratio=threshold))
+        case facts.SlotsInitialised():
+            return replace(
+                snapshot,
+                server=replace(
+                    server,
+                    slots=fact.slots,
+                    ctx_per_slot=fact.ctx_per_slot or server.ctx_per_slot,
+                    kv_unified=server.kv_unified if fact.kv_unified is None else fact.kv_unified,
+                ),
+            )
+        case facts.SlotCreated():
+            return replace(snapshot, server=replace(server, ctx_per_slot=fact.ctx_per_slot))
+        case facts.DeviceUsed():
+            return replace(snapshot, server=replace(server, device=fact.device, device_name=fact.description))
+        case facts.LayersOffloaded():
+            return replace(
+                snapshot, server=replace(server, layers_offloaded=fact.layers, layers_total=fact.layers_total)
+            )
+        case facts.BufferAllocated():
+            key = f"{fact.kind} {fact.device}"
+            buffers: Mapping[str, int] = {**server.buffers, key: server.buffers.get(key, 0) + fact.size_bytes}
+            return replace(snapshot, server=replace(server, buffers=buffers))
+        case facts.ServerSlept():
+            return replace(snapshot, server=replace(server, asleep=fact.asleep))
+        case facts.ServerWarned() if fact.text not in server.warnings:
+            warnings = (*server.warnings[-(WARNINGS_KEPT - 1) :], fact.text)
+            snapshot = replace(snapshot, server=replace(server, warnings=warnings))
+            return add_notice(snapshot, time_s, "warning", f"llama-server: {fact.text}")
+        case facts.CacheRamLimited():
+            return replace(snapshot, ram_cache=replace(snapshot.ram_cache, limit_bytes=fact.limit_bytes))
+        case facts.RamCacheState():
+            limit = fact.limit_bytes if fact.limit_bytes is not None else snapshot.ram_cache.limit_bytes
+            return replace(snapshot, ram_cache=RamCacheView(fact.prompts, fact.size_bytes, limit))
+        case facts.RamCacheHit():
+            return replace(snapshot, totals=replace(totals, ram_hits=totals.ram_hits + 1))
+        case facts.RamCacheEvicted():
+            return replace(snapshot, totals=replace(totals, ram_evictions=totals.ram_evictions + 1))
+        case facts.FullReprocess():
+            return replace(snapshot, totals=replace(totals, full_reprocesses=totals.full_reprocesses + 1))
+        case facts.CheckpointRestored():
+            return replace(snapshot, totals=replace(totals, checkpoints_restored=totals.checkpoints_restored + 1))
+        case facts.ContextShifted():
+            return replace(snapshot, totals=replace(totals, context_shifts=totals.context_shifts + 1))
+        case facts.UnknownRecord():
+            samples = snapshot.log.drift_samples
+            if len(samples) < DRIFT_SAMPLES_KEPT and fact.text not in samples:
+                samples = (*samples, fact.text)
+            return replace(snapshot, log=replace(snapshot.log, drift=snapshot.log.drift + 1, drift_samples=samples))
+        case _:
+            return snapshot
