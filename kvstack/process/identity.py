@@ -41,6 +41,9 @@ MARK_VARIABLE = "KVSTACK_OWNER"
 
 _SAME_S = 0.005
 
+_GONE = (psutil.Error, OSError, ValueError, OverflowError)
+"""What looking at a process may raise: it is gone, it is not ours, or no process can have such a pid."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
@@ -101,7 +104,7 @@ def descendants(pid: int) -> set[ProcessIdentity]:
     """
     try:
         return set(_identities(child.pid for child in psutil.Process(pid).children(recursive=True)))
-    except psutil.Error:
+    except _GONE:
         return set()
 
 
@@ -113,7 +116,7 @@ def holds_port(pid: int, port: int) -> bool | None:
     for member in [pid, *(identity.pid for identity in descendants(pid))]:
         try:
             connections = psutil.Process(member).net_connections(kind="tcp")
-        except (psutil.Error, OSError):
+        except _GONE:
             continue
         told = True
         if any(item.status == psutil.CONN_LISTEN and item.laddr.port == port for item in connections):
@@ -127,12 +130,12 @@ def port_owners(port: int) -> set[int] | None:
     """
     try:
         connections = psutil.net_connections(kind="tcp")
-    except (psutil.Error, OSError):
+    except _GONE:
         return None
     owners = [
         connection.pid
         for connection in connections
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
     ]
     known = {pid for pid in owners if pid is not None}
     # A socket without a pid belongs to another user.
@@ -179,7 +182,7 @@ def end_all(processes: Iterable[ProcessIdentity], *, kill: bool) -> None:
     """
     for identity in processes:
         if is_alive(identity):
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(*_GONE):
                 process = psutil.Process(identity.pid)
                 if kill:
                     process.kill()
@@ -202,12 +205,12 @@ def _start_time_s(pid: int) -> float | None:
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except (psutil.Error, ValueError, OverflowError):
+    except _GONE:
         return None
 
 
 def _runs(pid: int, argv0: str) -> bool:
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(*_GONE):
         process = psutil.Process(pid)
         command = process.cmdline()
         if command and command[0] == argv0:
@@ -223,7 +226,7 @@ def _runs(pid: int, argv0: str) -> bool:
 def _variable(pid: int) -> str | None:
     try:
         return psutil.Process(pid).environ().get(MARK_VARIABLE)
-    except (psutil.Error, OSError):
+    except _GONE:
         return None
 
 

@@ -250,7 +250,7 @@ class Supervisor:
             self._go(State.FAILED, error.what)
             raise
         except BaseException:  # cancelled, or a fault of our own; no child lives any more
-            self._go(State.FAILED, "kvstack ended it")
+            self._go(State.FAILED, "another part of kvstack failed")
             raise
 
     async def wait_ready(self, timeout_s: float) -> bool:
@@ -318,7 +318,7 @@ class Supervisor:
             wait_s = backoff_s(used)
             after = "before it was ready again" if ready_s is None else f"after {_span(ready_s)} of service"
             reason = f"{death.what}, {after}: restart {used} of {launch.max_restarts}"
-            self._notice("error", f"{reason}\n{death.fact}" if death.fact else reason)
+            self._notice("error", f"{reason} ({_one_line(death.fact)})" if death.fact else reason)
             self._go(State.BACKOFF, f"{reason} in {wait_s:g} s")
             await self._unless_stopped(self._nap(wait_s))
             self.restarts += 1
@@ -610,6 +610,10 @@ def _stall(progress: Progress, now_s: float) -> Death:
 def _with_budget(fact: str, max_restarts: int) -> str:
     budget = f"all {max_restarts} restarts are used up" if max_restarts else "server.max_restarts is 0"
     return f"{budget}; {fact}" if fact else budget
+
+
+def _one_line(fact: str) -> str:
+    return "; ".join(line.strip() for line in fact.splitlines()[:2])
 
 
 def _span(seconds: float) -> str:

@@ -8,9 +8,9 @@ loop run until it has nothing more to do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+import selectors
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -35,12 +35,26 @@ SEEN: set[tuple[State, State]] = set()
 CHILDLESS = {State.STOPPED, State.BACKOFF, State.FAILED}
 
 
+class IdleSelector(selectors.DefaultSelector):
+    """Says when a loop would wait for something to happen: then nothing is ready any more."""
+
+    idle: Callable[[], None]
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Do not wait."""
+        if timeout != 0:
+            self.idle()
+        return super().select(0)
+
+
 class Machine(RuleBasedStateMachine):
     """One stack's life."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        selector = IdleSelector()
+        self.loop = asyncio.SelectorEventLoop(selector)
+        selector.idle = self.loop.stop
         self.clock = Clock()
         self.children: list[FakeChild] = []
         self.history: list[State] = [State.STOPPED]
@@ -61,7 +75,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         max_restarts=st.integers(0, 3),
-        begin=st.sampled_from(["ready", "warming", "loading", "no binary", "stopped"]),
+        begin=st.sampled_from(["ready", "ready", "ready", "warming", "loading", "no binary", "stopped"]),
     )
     def start(self, max_restarts: int, begin: str) -> None:
         """Begin to run, in one of several places: else most lives would end before the first ready."""
@@ -162,17 +176,9 @@ class Machine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Let the loop run until nothing is ready any more."""
-
-        async def turns() -> None:
-            for _ in range(60):
-                await asyncio.sleep(0)
-
-        self.run(turns())
+        self.loop.run_forever()
         if self.task.done():
             self.task.result()
-
-    def run(self, work: Coroutine[Any, Any, None] | Awaitable[None]) -> None:
-        self.loop.run_until_complete(work)
 
     def pass_time(self, wait_s: float) -> None:
         until_s = self.clock.now_s + wait_s
@@ -224,11 +230,12 @@ class Machine(RuleBasedStateMachine):
         self.warm_s, self.terms_needed, self.end_s = warm_s, terms_needed, end_s
 
     @precondition(lambda self: self.children and self.children[-1].alive)
-    @rule(returncode=st.sampled_from([0, 1, -9, -11, 137]))
-    def child_dies(self, returncode: int) -> None:
-        """The child ends by itself."""
+    @rule(returncode=st.sampled_from([0, 1, -9, -11, 137]), wait_s=st.sampled_from([0.0, 1.2, 70.0]))
+    def child_dies(self, returncode: int, wait_s: float) -> None:
+        """The child ends by itself, and some time passes."""
         self.children[-1].die(returncode)
         self.settle()
+        self.pass_time(wait_s)
 
     @precondition(lambda self: self.children and self.children[-1].alive)
     @rule()
@@ -240,9 +247,11 @@ class Machine(RuleBasedStateMachine):
     def stop(self, patience: int) -> None:
         """Ctrl-C, seldom."""
         if patience == 9:
+            nothing_lives = self.supervisor.state is State.BACKOFF
             self.stop_asked = True
             self.supervisor.stop("asked")
             self.settle()
+            assert self.finished or not nothing_lives, "a stop waited for a start"
 
     @rule(patience=st.integers(0, 9))
     def kill(self, patience: int) -> None:
@@ -308,7 +317,7 @@ class Machine(RuleBasedStateMachine):
 def test_supervisor() -> None:
     """Arbitrary lives keep the promises, and they are not all cut short: the ways that matter most are gone."""
     SEEN.clear()
-    run_state_machine_as_test(Machine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(Machine, settings=settings(max_examples=500, stateful_step_count=30, deadline=None))
     main_road = [State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF, State.STARTING]
     assert set(pairwise(main_road)) <= SEEN
     assert {(State.READY, State.STOPPING), (State.READY, State.FAILED), (State.LOADING, State.FAILED)} <= SEEN

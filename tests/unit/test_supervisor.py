@@ -362,6 +362,23 @@ async def test_watchdog_restarts(slots: Hashable | None) -> None:
         assert len(world.children) == 2
         assert world.supervisor.state is State.READY
         assert not world.children[0].alive
+        assert world.children[0].terms == 1  # asked, not shot
+        assert "release after 0 signals" in world.log
+
+
+async def test_stop_during_backoff() -> None:
+    """A stop that comes while the next start waits does not wait for it."""
+    world = World()
+    async with world.running() as task:
+        await world.wait(1)
+        world.children[0].die(1)
+        await world.wait(0.1)
+        assert world.supervisor.state is State.BACKOFF
+        world.supervisor.stop("asked")
+        await world.settle()
+        assert task.done()
+    assert world.states[-3:] == [State.BACKOFF, State.STOPPING, State.STOPPED]
+    assert len(world.children) == 1
 
 
 async def test_work_is_no_hang() -> None:
