@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from kvstack.prompt.splice import Element, JsonPath, NotJson, find_literal, locate, skip_space, walk_object
+from kvstack.prompt.splice import (
+    Element,
+    JsonPath,
+    NotJson,
+    find_literal,
+    read_value,
+    skip_space,
+    walk_array,
+    walk_object,
+)
 
 __all__ = [
     "Api",
@@ -243,6 +252,14 @@ class Document:
     count: int = 0
     split: bool = True
     _starts: dict[str, int] = field(default_factory=dict)
+    _places: dict[JsonPath, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def items_key(self) -> str | None:
+        """
+        The key of the item list.
+        """
+        return _DIALECTS[self.api].items
 
     def locate(self, path: JsonPath, value: str | None = None) -> tuple[int, int]:
         """
@@ -255,20 +272,39 @@ class Document:
         Returns:
             Its first offset, and the one behind its last unless *value* was given.
         """
-        key = path[0]
-        assert isinstance(key, str)
-        start, rest = self._starts[key], path[1:]
-        if self.array is not None and len(path) > 1 and key == _DIALECTS[self.api].items:
-            index = path[1]
-            assert isinstance(index, int)
-            _, start, end = self.elements[index]
-            rest = path[2:]
-            last = path[-1]
-            if value is not None and isinstance(last, str):
-                place = find_literal(self.text, start, end, last, value)
+        last = path[-1]
+        if value is not None and isinstance(last, str) and len(path) > 1:
+            holder = self._place(path[:2]) if self.array is not None else None
+            if holder is not None:
+                place = find_literal(self.text, *holder, last, value)
                 if place >= 0:
                     return place, place
-        return locate(self.text, start, rest)
+        return self._place(path)
+
+    def _place(self, path: JsonPath) -> tuple[int, int]:
+        """
+        Find a value, keeping every place on the way: of many values in one array each is found in one step.
+        """
+        known = self._places.get(path)
+        if known is not None:
+            return known
+        step = path[-1]
+        if len(path) == 1:
+            assert isinstance(step, str)
+            start = self._starts[step]
+            self._places[path] = (start, read_value(self.text, start)[1])
+            return self._places[path]
+        if isinstance(step, int) and self.array is not None and len(path) == 2 and path[0] == self.items_key:
+            _, start, end = self.elements[step]
+            return start, end
+        start, _ = self._place(path[:-1])
+        if isinstance(step, str):
+            for member in walk_object(self.text, start)[0]:
+                self._places[*path[:-1], member.key] = (member.start, member.end)
+        else:
+            for index, (_, first, last) in enumerate(walk_array(self.text, start)[0]):
+                self._places[*path[:-1], index] = (first, last)
+        return self._places[path]
 
 
 def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Document:

@@ -152,11 +152,11 @@ class RuleSet:
         by_name: Every rule by its name.
     """
 
-    rules: tuple[Rule, ...]
-    clients: tuple[Client, ...]
-    unknown: Client
+    rules: tuple[Rule, ...] = field(repr=False)
+    clients: tuple[Client, ...] = field(repr=False)
+    unknown: Client = field(repr=False)
     settings: RuleSettings
-    by_name: Mapping[str, Rule]
+    by_name: Mapping[str, Rule] = field(repr=False)
 
 
 def parse_pack(text: str, source: str) -> Pack:

@@ -23,7 +23,6 @@ __all__ = [
     "apply_edits",
     "escape",
     "find_literal",
-    "locate",
     "raw_offsets",
     "read_value",
     "removal",
@@ -185,25 +184,6 @@ def walk_array(text: str, pos: int) -> tuple[list[Element], int]:
                 raise NotJson(f"expected a comma at {pos - 1}")
     except (StopIteration, ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
-
-
-def locate(text: str, start: int, path: Sequence[str | int]) -> tuple[int, int]:
-    """
-    Find the value that *path* names below the value at *start*; of duplicate keys the last one counts.
-
-    Returns:
-        Offsets of its first character and behind its last.
-    """
-    end = -1
-    for step in path:
-        if isinstance(step, str):
-            members, _, _ = walk_object(text, start)
-            start, end = next((m.start, m.end) for m in reversed(members) if m.key == step)
-        else:
-            _, start, end = walk_array(text, start)[0][step]
-    if end < 0:
-        _, end = read_value(text, start)
-    return start, end
 
 
 def find_literal(text: str, start: int, end: int, key: str, value: str) -> int:

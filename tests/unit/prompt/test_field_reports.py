@@ -22,7 +22,10 @@ Ruled = Callable[..., RuleSet]
 META = (
     '## Inbound Context (trusted metadata)\n\n```json\n{{\n  "schema": "openclaw.inbound_meta.v1",\n{keys}\n}}\n```\n'
 )
-INFO = 'Conversation info (untrusted metadata):\n```json\n{{\n  "message_id": "{id}",\n  "sender": "ann"\n}}\n```\n\n{words}'
+INFO = (
+    "Conversation info (untrusted metadata):\n```json\n"
+    '{{\n  "message_id": "{id}",\n  "sender": "ann"\n}}\n```\n\n{words}'
+)
 
 
 def meta(**keys: object) -> str:

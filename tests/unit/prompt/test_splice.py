@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from kvstack.prompt.splice import Edit, NotJson, apply_edits, locate, raw_offsets, removal, walk_object
+from kvstack.prompt.dialects import Api, read_document
+from kvstack.prompt.splice import Edit, NotJson, apply_edits, raw_offsets, removal, walk_object
 
 
 def test_raw_offsets_walk_escapes() -> None:
@@ -22,9 +23,11 @@ def test_raw_offsets_walk_escapes() -> None:
 
 def test_locate_takes_the_last_of_duplicate_keys() -> None:
     """As JSON readers do, the last of equal keys counts."""
-    text = '{"a": [1, {"b": 2, "b": 3}], "a": [4, {"b": 5}]}'
-    start, end = locate(text, 0, ("a", 1, "b"))
-    assert (text[start:end], start) == ("5", text.rindex("5"))
+    text = '{"tools": [1], "tools": [4, {"b": 2, "b": 5}], "messages": [{"content": "x", "content": "y"}]}'
+    document = read_document(text, Api.CHAT)
+    for path, value in ((("tools", 1, "b"), "5"), (("messages", 0, "content"), '"y"'), (("tools", 0), "4")):
+        start, end = document.locate(path)
+        assert (text[start:end], start) == (value, text.rindex(value))
 
 
 @pytest.mark.parametrize("text", ['{"a" 1}', '{"a": 1', '{"a": 1,}', "{a: 1}", '{"a": 1 "b": 2}', '{"\n": 1}'])

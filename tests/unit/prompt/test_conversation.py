@@ -1,0 +1,279 @@
+"""Conversation memory: what is frozen, appended and placed, for whom, and what happens when memory fails."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvstack.core.rulespec import RulePatch
+from kvstack.prompt.conversation import Chain, ConversationMemory, Remembered
+from kvstack.prompt.rules import RuleSet, RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
+
+CHAT = "/v1/chat/completions"
+Body = dict[str, Any]
+
+PACK = """
+name = "test"
+version = 1
+client = "test"
+
+[[detect]]
+system = "TEST"
+
+[[block]]
+name = "carrier"
+where = "message"
+pattern = "<carrier>{text}</carrier>"
+
+[[rule]]
+name = "test.day"
+where = "system"
+pattern = "Day: [[{date}]]"
+action = "freeze"
+announce = true
+text = "[Day: {value}]"
+
+[[rule]]
+name = "test.note"
+where = "user head"
+pattern = "<note>{line}</note>\\n"
+action = "sticky"
+
+[[rule]]
+name = "test.pulse"
+where = "system"
+pattern = "Pulse: [[{int}]]\\n"
+action = "tail"
+text = "[pulse {value}]"
+
+[[rule]]
+name = "test.carrier"
+where = "message"
+block = "carrier"
+action = "place"
+same = "chat=[[{word}]]"
+"""
+RULES = compile_rules([parse_pack(PACK, "test.toml")])
+
+
+def ask(*messages: tuple[str, str], day: str = "2026-11-29", pulse: int | None = None) -> Body:
+    """A chat request of the test client."""
+    system = f"TEST\nDay: {day}\n" + (f"Pulse: {pulse}\n" if pulse is not None else "") + "End."
+    return {"messages": [{"role": "system", "content": system}, *({"role": r, "content": c} for r, c in messages)]}
+
+
+def send(body: Body, memory: ConversationMemory, rules: RuleSet = RULES, **headers: str) -> tuple[list[str], Stripped]:
+    """Send a request; return the texts that go upstream."""
+    result = apply_rules(json.dumps(body).encode(), CHAT, rules, memory, list(headers.items()))
+    return [str(message["content"]) for message in json.loads(result.body)["messages"]], result
+
+
+U1, A1, U2, A2, U3 = ("user", "one"), ("assistant", "yes"), ("user", "two"), ("assistant", "no"), ("user", "three")
+CALL, TOOL = ("assistant", "calling"), ("tool", "result")
+
+
+def test_frozen_value_is_replayed_and_its_change_told_once() -> None:
+    """The first value stays; the new one is told in the turn that it came with, and never again."""
+    memory = ConversationMemory()
+    send(ask(U1), memory)
+    second, _ = send(ask(U1, A1, U2, day="2026-11-30"), memory)
+    third, _ = send(ask(U1, A1, U2, A2, U3, day="2026-11-30"), memory)
+    assert second[0] == third[0] == "TEST\nDay: 2026-11-29\nEnd."
+    assert second[-1] == third[3] == "two\n\n[Day: 2026-11-30]"
+    assert third[-1] == "three"
+
+
+def test_change_in_a_tool_loop_waits_for_the_next_turn() -> None:
+    """Nothing is appended to a turn that was answered already; the next turn hears of the change."""
+    memory = ConversationMemory()
+    send(ask(U1), memory)
+    loop, _ = send(ask(U1, CALL, TOOL, day="2026-11-30"), memory)
+    after, _ = send(ask(U1, CALL, TOOL, A1, U2, day="2026-11-30"), memory)
+    assert loop[1:] == ["one", "calling", "result"]
+    assert after[-1] == "two\n\n[Day: 2026-11-30]"
+
+
+def test_new_conversation_never_inherits() -> None:
+    """A request without an answer in it starts anew, also with the same first words."""
+    memory = ConversationMemory()
+    send(ask(U1), memory)
+    texts, result = send(ask(U1, day="2026-11-30"), memory)
+    assert texts[0] == "TEST\nDay: 2026-11-30\nEnd."
+    assert result.conversation is not None
+
+
+def test_repeated_request_gets_the_same_bytes() -> None:
+    """A retry, with a clock that moved on or not, is sent as the first try was."""
+    memory = ConversationMemory()
+    send(ask(U1), memory)
+    first = send(ask(U1, A1, U2, day="2026-11-30"), memory)
+    assert send(ask(U1, A1, U2, day="2026-11-30"), memory)[0] == first[0]
+    assert send(ask(U1, A1, U2, day="2026-12-01"), memory)[0] == first[0]
+
+
+def test_edited_turn_continues_from_the_state_before_it() -> None:
+    """A turn that the user rewrote finds what was known before that turn."""
+    memory = ConversationMemory()
+    _, start = send(ask(U1), memory)
+    send(ask(U1, A1, U2, day="2026-11-30"), memory)
+    texts, result = send(ask(U1, A1, ("user", "two, but better"), day="2026-11-30"), memory)
+    assert texts[0] == "TEST\nDay: 2026-11-29\nEnd."
+    assert texts[-1] == "two, but better\n\n[Day: 2026-11-30]"
+    assert result.conversation == start.conversation
+
+
+def test_block_of_the_newest_turn_is_kept_when_it_is_history() -> None:
+    """Sticky: the client sends the block with the newest turn only; upstream it stays with its turn."""
+    memory = ConversationMemory()
+    first, _ = send(ask(("user", "<note>x</note>\none")), memory)
+    second, _ = send(ask(U1, A1, ("user", "<note>y</note>\ntwo")), memory)
+    third, _ = send(ask(U1, A1, U2, A2, U3), memory)
+    assert first[1] == second[1] == third[1] == "one\n\n<note>x</note>"
+    assert second[3] == third[3] == "two\n\n<note>y</note>"
+
+
+def test_tail_stays_the_same_inside_a_turn_and_leaves_with_it() -> None:
+    """Tail: in a tool loop the turn keeps what it was told first; as history it is bare again."""
+    memory = ConversationMemory()
+    first, _ = send(ask(U1, pulse=1), memory)
+    loop, _ = send(ask(U1, CALL, TOOL, pulse=2), memory)
+    later, _ = send(ask(U1, CALL, TOOL, A1, U2, pulse=3), memory)
+    assert first[1] == loop[1] == "one\n\n[pulse 1]"
+    assert (later[1], later[-1]) == ("one", "two\n\n[pulse 3]")
+    assert first[0] == loop[0] == later[0]
+
+
+C1, C2 = ("user", "<carrier>chat=7 id=1</carrier>"), ("user", "<carrier>chat=7 id=2</carrier>")
+
+
+def test_carrier_stays_where_it_first_stood() -> None:
+    """In the tool loop the copy at the end is dropped; as history the carrier comes back at its place."""
+    memory = ConversationMemory()
+    first, _ = send(ask(U1, C1), memory)
+    loop, _ = send(ask(U1, CALL, TOOL, C1), memory)
+    later, _ = send(ask(U1, CALL, TOOL, A1, U2, C2), memory)
+    assert first[1:] == ["one", C1[1]]
+    assert loop[1:] == ["one", C1[1], "calling", "result"]
+    assert later[1:] == ["one", C1[1], "calling", "result", "yes", "two", C2[1]]
+
+
+def test_changed_carrier_in_a_tool_loop_is_sent_beside_the_old_one() -> None:
+    """The old one is cached, the new one says something new: both are sent, and both come back."""
+    memory = ConversationMemory()
+    send(ask(U1, C1), memory)
+    loop, _ = send(ask(U1, CALL, TOOL, C2), memory)
+    later, _ = send(ask(U1, CALL, TOOL, A1, U2), memory)
+    assert loop[1:] == ["one", C1[1], "calling", "result", C2[1]]
+    assert later[1:] == ["one", C1[1], "calling", "result", C2[1], "yes", "two"]
+
+
+def test_pasted_carrier_is_the_users() -> None:
+    """A message of the user behind an answer is what the user wrote, whatever it looks like."""
+    memory = ConversationMemory()
+    send(ask(U1), memory)
+    texts, result = send(ask(U1, A1, C1), memory)
+    assert texts[-1] == C1[1]
+    assert result.hits[-1].rule != "test.carrier"
+
+
+def test_twins_with_other_carriers_do_not_mix() -> None:
+    """Two chats with equal words: each gets its own carrier back or, when that cannot be known, none."""
+    memory = ConversationMemory()
+    other = ("user", "<carrier>chat=8 id=1</carrier>")
+    send(ask(U1, C1), memory)
+    send(ask(U1, other), memory)
+    mine, _ = send(ask(U1, A1, U2, C2), memory)
+    unknown, _ = send(ask(U1, A1, ("user", "else")), memory)
+    assert mine[2] == C1[1]
+    assert not any("<carrier>" in text for text in unknown)
+
+
+def test_twins_are_told_apart_by_their_live_values() -> None:
+    """Two conversations with equal words and other dates keep their own."""
+    memory = ConversationMemory()
+    send(ask(U1, day="2026-11-01"), memory)
+    send(ask(U1, day="2026-11-02"), memory)
+    assert "2026-11-01" in send(ask(U1, A1, U2, day="2026-11-01"), memory)[0][0]
+    assert "2026-11-02" in send(ask(U1, A2, U2, day="2026-11-02"), memory)[0][0]
+
+
+def test_a_session_of_the_client_narrows() -> None:
+    """With the client's own session name equal words never meet, and without it the chain decides."""
+    rules = compile_rules([parse_pack('session_headers = "x-session"\n' + PACK.strip(), "test.toml")])
+    memory = ConversationMemory()
+    send(ask(U1, day="2026-11-01"), memory, rules, **{"X-Session": "a"})
+    send(ask(U1, day="2026-11-02"), memory, rules, **{"X-Session": "b"})
+    assert "2026-11-01" in send(ask(U1, A1, U2, day="2026-11-09"), memory, rules, **{"x-session": "a"})[0][0]
+    assert "2026-11-02" in send(ask(U1, A1, U2, day="2026-11-09"), memory, rules, **{"x-session": "b"})[0][0]
+    assert "2026-11-09" in send(ask(U1, A1, U2, day="2026-11-09"), memory, rules, **{"x-session": "c"})[0][0]
+
+
+def test_old_stranger_with_the_same_opening_gets_nothing() -> None:
+    """After a restart a long conversation must not take over what a new one with equal first words left."""
+    memory = ConversationMemory()
+    send(ask(U1, C1, day="2026-11-01"), memory)
+    turns = [pair for n in range(3, 7) for pair in (("assistant", f"a{n}"), ("user", f"u{n}"))]
+    texts, _ = send(ask(U1, *turns, day="2026-11-09"), memory)
+    assert "2026-11-09" in texts[0]
+    assert not any("<carrier>" in text for text in texts)
+
+
+def test_requests_of_one_conversation_at_the_same_time() -> None:
+    """Branches from one state do not see each other: states are superseded, never changed."""
+    memory = ConversationMemory()
+    send(ask(U1, C1), memory)
+    left, _ = send(ask(U1, A1, ("user", "left"), day="2026-11-30"), memory)
+    right, _ = send(ask(U1, A1, ("user", "right"), C2), memory)
+    again, _ = send(ask(U1, A1, ("user", "left"), A2, U3, day="2026-11-30"), memory)
+    assert left[1:] == ["one", C1[1], "yes", "left\n\n[Day: 2026-11-30]"]
+    assert right[1:] == ["one", C1[1], "yes", "right", C2[1]]
+    assert again[: len(left)] == left
+
+
+def test_ids_and_form_do_not_count() -> None:
+    """Changed call ids, cache marks, and a string that became a list of one part are the same conversation."""
+    memory = ConversationMemory()
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    body = ask(U1, CALL, TOOL)
+    body["messages"][2] |= {"tool_calls": [call], "content": None}
+    body["messages"][3]["tool_call_id"] = "call_1"
+    send(ask(U1), memory)
+    _, first = send(body, memory)
+    later = ask(U1, CALL, TOOL, A1, U2)
+    later["messages"][1]["content"] = [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}]
+    later["messages"][2] |= {"tool_calls": [call | {"id": "call1"}], "content": ""}
+    later["messages"][3]["tool_call_id"] = "call1"
+    _, second = send(later, memory)
+    assert first.conversation == second.conversation
+
+
+def test_memory_is_bounded() -> None:
+    """Count and bytes stay within their limits, and the oldest requests go first."""
+    memory = ConversationMemory(max_requests=10, max_bytes=40_000)
+    for number in range(50):
+        send(ask(("user", f"words {number}"), ("user", f"<carrier>{'x' * 900} {number}</carrier>")), memory)
+        assert len(memory) <= 10
+        assert memory.bytes <= 40_000
+    texts, _ = send(ask(("user", "words 49"), A1, U2), memory)
+    assert any("<carrier>" in text for text in texts)
+    texts, _ = send(ask(("user", "words 1"), A1, U2), memory)
+    assert not any("<carrier>" in text for text in texts)
+
+
+def test_a_state_larger_than_the_memory_is_not_kept() -> None:
+    """One request that alone exceeds the limit leaves nothing behind, and nothing fails."""
+    memory = ConversationMemory(max_bytes=2_000)
+    memory.remember(Chain((b"x",), (1,), True), Remembered("c1", frozen={"a": "y" * 5_000}))
+    assert (len(memory), memory.bytes) == (0, 0)
+
+
+def test_other_rules_forget_cached_items() -> None:
+    """Results of a rule set are not used for another one with the same memory."""
+    memory = ConversationMemory()
+    pack = parse_pack(PACK, "test.toml")
+    body = ask(("user", "[Wed] one"), A1, U2)
+    strips = RulePatch(name="mine", where="user head", action="drop", pattern="[{weekday:short}] ")
+    with_rule = compile_rules([pack], RuleSettings(added=(strips,)))
+    assert send(body, memory, RULES)[0][1] == "[Wed] one"
+    assert send(body, memory, with_rule)[0][1] == "one"
+    assert send(body, memory, RULES)[0][1] == "[Wed] one"

@@ -1,0 +1,142 @@
+"""Packs, settings and the user's own rules: reading, checking, combining."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from kvstack.core.rulespec import RulePatch
+from kvstack.errors import ConfigError
+from kvstack.prompt.inspecting import list_rules, show_edits
+from kvstack.prompt.rules import Pack, RuleSet, RuleSettings, apply_rules, compile_rules, parse_pack
+
+Ruled = Callable[..., RuleSet]
+CHAT = "/v1/chat/completions"
+
+
+def said(text: str, rules: RuleSet) -> str:
+    """Send one user text through the rules."""
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    found: str = json.loads(apply_rules(body, CHAT, rules).body)["messages"][0]["content"]
+    return found
+
+
+def test_all_packs_compile_and_their_rules_explain_themselves(packs: list[Pack]) -> None:
+    """Each rule has a summary and a name that begins with its pack's."""
+    assert len(packs) >= 11
+    for pack in packs:
+        for rule in pack.spec.rule:
+            assert rule.name.startswith(f"{pack.spec.name}.")
+            assert rule.summary.endswith(".")
+
+
+def test_another_timestamp_pattern(ruled: Ruled) -> None:
+    """A user replaces the pattern of the packed rule, or adds one to it."""
+    text = "<2026-02-18 20:48> Hello"
+    replaced = ruled(added=(RulePatch(name="openclaw.timestamps", pattern=("<{date} {time}> ",)),))
+    extended = ruled(added=(RulePatch(name="openclaw.timestamps", also=("<{date} {time}> ",)),))
+    assert said(text, ruled()) == text
+    assert said(text, replaced) == said(text, extended) == "Hello"
+    assert said("[Wed 2026-02-18 20:48 UTC] Hello", replaced) == "[Wed 2026-02-18 20:48 UTC] Hello"
+    assert said("[Wed 2026-02-18 20:48 UTC] Hello", extended) == "Hello"
+
+
+def test_a_rule_of_ones_own(ruled: Ruled) -> None:
+    """A complete rule with a new name applies to any client, and comes and goes with its switch."""
+    mine = RulePatch(name="mine.stamp", where="user head", action="drop", pattern=("at {time}: ",))
+    assert said("at 20:48: go", ruled(added=(mine,))) == "go"
+    off = mine.model_copy(update={"enabled": False})
+    assert said("at 20:48: go", ruled(added=(off,))) == "at 20:48: go"
+
+
+def test_switching_off_by_name(ruled: Ruled) -> None:
+    """A packed rule can be disabled, and what stands behind its block is still found."""
+    rules = ruled(disabled=frozenset({"openclaw.user-ids"}))
+    system = '```json\n{"schema": "openclaw.inbound_meta.v1"}\n```'
+    block = 'Conversation info (untrusted metadata):\n```json\n{"message_id": "1"}\n```\n\n'
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": f"{block}[Wed 2026-02-18 20:48 UTC] x"},
+    ]
+    found = json.loads(apply_rules(json.dumps({"messages": messages}).encode(), CHAT, rules).body)
+    assert found["messages"][1]["content"] == block + "x"
+
+
+@pytest.mark.parametrize(
+    ("patch", "path", "message"),
+    [
+        (RulePatch(name="mine"), "rules.add.0", "no packed rule 'mine'"),
+        (RulePatch(name="openclaw.timestamps", pattern=("{nope}",)), "rules.add.0.pattern", "no token {nope}"),
+        (
+            RulePatch(name="mine", where="system", action="drop", pattern=("{int}",)),
+            "rules.add.0.pattern",
+            "begin with",
+        ),
+        (RulePatch(name="mine", where="system", action="place", pattern=("x",)), "rules.add.0", "whole message"),
+        (RulePatch(name="mine", where="first user", action="drop", pattern=("x",)), "rules.add.0", "inside"),
+        (RulePatch(name="openclaw.carrier", also=("x",)), "rules.add.0.also", "only a rule with a `pattern`"),
+    ],
+)
+def test_user_rules_that_do_not_fit(packs: list[Pack], patch: RulePatch, path: str, message: str) -> None:
+    """A rule that cannot work is refused with its key path and the reason."""
+    with pytest.raises(ConfigError) as caught:
+        compile_rules(packs, RuleSettings(added=(patch,), source="kv.toml"))
+    assert caught.value.source == "kv.toml"
+    assert any(problem.path == path and message in problem.message for problem in caught.value.problems)
+
+
+def test_disabling_what_there_is_not(packs: list[Pack]) -> None:
+    """A name that no rule has is an error, not silence."""
+    with pytest.raises(ConfigError, match="1 problem") as caught:
+        compile_rules(packs, RuleSettings(disabled=frozenset({"openclaw.timestamp"})))
+    assert "'openclaw.timestamp'" in str(caught.value)
+
+
+def test_all_problems_of_a_pack_at_once() -> None:
+    """Each problem has its key path and line."""
+    text = (
+        'name = "x"\nversion = 0\nclient = "x"\ncolour = 1\n\n[[rule]]\nname = "x.a"\nwhere = "roof"\naction = "drop"\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        parse_pack(text, "x.toml")
+    found = {(problem.path, problem.line) for problem in caught.value.problems}
+    assert {("version", 2), ("colour", 4), ("rule.0.where", 8)} <= found
+
+
+def test_bad_toml_and_bad_patterns() -> None:
+    """Broken TOML and broken patterns are said as such."""
+    with pytest.raises(ConfigError, match="1 problem"):
+        parse_pack("name = ", "x.toml")
+    rule = '[[rule]]\nname = "x.a"\nwhere = "system"\naction = "drop"\npattern = "a {"\n'
+    pack = parse_pack(f'name = "x"\nversion = 1\nclient = "x"\n{rule}', "x.toml")
+    with pytest.raises(ConfigError, match=r"x\.toml"):
+        compile_rules([pack])
+
+
+def test_two_rules_of_one_name(packs: list[Pack]) -> None:
+    """A name belongs to one rule."""
+    with pytest.raises(ConfigError, match="problem"):
+        compile_rules([*packs, packs[0]])
+
+
+def test_list_of_rules(ruled: Ruled) -> None:
+    """The list says where each rule is from and whether it is in force."""
+    mine = RulePatch(name="mine", where="user head", action="observe", pattern=("x ",))
+    changed = RulePatch(name="pi.date", announce=False)
+    lines = {line.name: line for line in list_rules(ruled(strip_timestamps=False, added=(mine, changed)))}
+    assert (lines["openclaw.timestamps"].active, lines["openclaw.timestamps"].switch) == (False, "strip_timestamps")
+    assert (lines["mine"].origin, lines["mine"].client) == ("config", "any")
+    assert lines["pi.date"].origin == "pi 1 + config"
+    assert lines["openclaw.carrier"].client == "openclaw"
+
+
+def test_edits_can_be_shown(rules: RuleSet) -> None:
+    """Each edit comes with what went, what came, and what stands around it."""
+    text = "[Wed 2026-02-18 20:48 UTC] Hello"
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    (shown,) = show_edits(body, apply_rules(body, CHAT, rules))
+    assert (shown.removed, shown.inserted) == ("[Wed 2026-02-18 20:48 UTC] ", "")
+    assert shown.before.endswith('"content": "')
+    assert shown.after == 'Hello"}]}'
