@@ -36,6 +36,7 @@ from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.rules import Stripped, apply_rules
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
+from kvstack.proxy.history import History
 from kvstack.proxy.serve import ProxyServer, bind
 from kvstack.rundir import RawLog, RunDir, RunFile, names, new_token
 from kvstack.upstream import Props, Upstream, UpstreamError
@@ -72,6 +73,7 @@ class Stack:
             max_body_bytes=config.proxy.max_body_mib * 1024 * 1024,
             ready_timeout_s=config.proxy.ready_timeout_s,
             cors_origins=config.proxy.cors_origins,
+            history=History(config.proxy.keep_bodies),
         )
         self._readers: dict[int, LogReader] = {}
         self._start_facts: deque[LogFact] = deque(maxlen=START_FACTS_KEPT)

@@ -200,6 +200,10 @@ class Proxy(_Section):
     max_body_mib: Annotated[int, Field(ge=1)] = 64
     """Largest request body, in MiB."""
 
+    keep_bodies: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Of how many of the newest requests to keep the bodies in memory, for `GET /kvstack/requests/N/diff` (original against
+    stripped).  They hold what users wrote, so the default is none, and the route needs the stack's token."""
+
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Browser origins that may use the proxy; `"*"` for all.  Default: none."""
 

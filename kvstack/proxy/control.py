@@ -6,6 +6,9 @@ The control routes: what another terminal asks of a running stack.
 | `GET /kvstack/status` | the Snapshot, as JSON |
 | `GET /kvstack/events` | the Snapshot, then every event, as server-sent events without a gap |
 | `GET /kvstack/metrics` | the Snapshot, for Prometheus |
+| `GET /kvstack/requests/N` | one request's figures, and their explanation; N may be `last` |
+| `GET /kvstack/requests/N?text=1` | with sixty characters around where it left its conversation; needs the token |
+| `GET /kvstack/requests/N/diff` | original against stripped, if `proxy.keep_bodies` kept it; needs the token |
 | `POST /kvstack/warmup`, `POST /kvstack/stop` | act, and need the run file's token as `Authorization: Bearer TOKEN` |
 
 The open routes hold figures and no prompts.  Routes that act answer `{"status", "message", "data"}`.
@@ -26,9 +29,11 @@ from starlette.routing import Route
 
 from kvstack.bus import Subscription
 from kvstack.core.events import Event, LogFactSeen, LogLineSeen, StateChanged, WarmupEnded
+from kvstack.core.explain import explain
 from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import Snapshot
+from kvstack.core.snapshot import RequestRow, Snapshot
 from kvstack.errors import KvstackError
+from kvstack.proxy.history import History
 from kvstack.proxy.metrics import CONTENT_TYPE, Metrics
 
 __all__ = ["Controlled", "control_routes"]
@@ -67,22 +72,24 @@ class Controlled(Protocol):
         """
 
 
-def control_routes(stack: Controlled, token: str, metrics: Metrics) -> list[Route]:
+def control_routes(stack: Controlled, token: str, metrics: Metrics, history: History) -> list[Route]:
     """
     The routes below `/kvstack/`.
 
     Args:
         stack: The stack that is shown and acted upon.
         metrics: Makes the metrics.
+        history: Remembers the requests.
         token: Secret for the routes that act.
     """
 
+    def may_act(request: Request) -> bool:
+        given = request.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+
     def guarded(endpoint: Endpoint) -> Endpoint:
         async def check(request: Request) -> Response:
-            given = request.headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                return _answer(401, "error", "this needs the token of the stack's run file")
-            return await endpoint(request)
+            return await endpoint(request) if may_act(request) else _unauthorized()
 
         return check
 
@@ -115,6 +122,43 @@ def control_routes(stack: Controlled, token: str, metrics: Metrics) -> list[Rout
     async def show_metrics(_: Request) -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
+    async def one_request(request: Request) -> Response:
+        wants_text = "text" in request.query_params
+        if wants_text and not may_act(request):
+            return _unauthorized()
+        snapshot = stack.snapshot()
+        row = _row(snapshot, request.path_params["number"])
+        if row is None:
+            return _answer(404, "error", _which(snapshot, request.path_params["number"]))
+        before = snapshot.row(row.before) if row.before is not None else None
+        explanation = explain(row, before, snapshot.prefill_tokens_per_s)
+        data: dict[str, Any] = {"explanation": explanation.to_dict()}
+        data["request"] = next(one for one in snapshot.to_dict()["requests"] if one["id"] == row.id)
+        divergence = history.divergence(row.id)
+        if wants_text and divergence is not None:
+            data["divergence"] = asdict(divergence)
+        return _answer(200, "success", explanation.headline, data)
+
+    async def diff(request: Request) -> Response:
+        snapshot = stack.snapshot()
+        row = _row(snapshot, request.path_params["number"])
+        kept = history.body(row.id) if row is not None else None
+        if row is None:
+            return _answer(404, "error", _which(snapshot, request.path_params["number"]))
+        if kept is None:
+            text = f"the bodies of request {row.id} were not kept: set proxy.keep_bodies to a number of requests"
+            return _answer(404, "error", text)
+        edits = kept.edits()
+        data: dict[str, Any] = {
+            "request": row.id,
+            "path": kept.path,
+            "original": kept.original.decode("utf-8", "replace"),
+            "stripped": kept.stripped.body.decode("utf-8", "replace"),
+            "edits": [asdict(edit) for edit in edits],
+            "hits": [asdict(hit) for hit in kept.stripped.hits],
+        }
+        return _answer(200, "success", f"{len(edits)} edits", data)
+
     async def unknown(request: Request) -> Response:
         return _answer(404, "error", f"{request.url.path} is no route of kvstack")
 
@@ -122,11 +166,30 @@ def control_routes(stack: Controlled, token: str, metrics: Metrics) -> list[Rout
         Route("/kvstack/status", status, methods=["GET"]),
         Route("/kvstack/events", events, methods=["GET"]),
         Route("/kvstack/metrics", show_metrics, methods=["GET"]),
+        Route("/kvstack/requests/{number}", one_request, methods=["GET"]),
+        Route("/kvstack/requests/{number}/diff", guarded(diff), methods=["GET"]),
         Route("/kvstack/warmup", guarded(warmup), methods=["POST"]),
         Route("/kvstack/stop", guarded(stop), methods=["POST"]),
         Route("/kvstack/{rest:path}", unknown),
         Route("/kvstack", unknown),
     ]
+
+
+def _unauthorized() -> Response:
+    return _answer(401, "error", "this needs the token of the stack's run file")
+
+
+def _row(snapshot: Snapshot, number: str) -> RequestRow | None:
+    if number == "last":
+        return next((row for row in reversed(snapshot.requests) if row.is_over), None)
+    return snapshot.row(int(number)) if number.isascii() and number.isdigit() and len(number) < 19 else None
+
+
+def _which(snapshot: Snapshot, number: str) -> str:
+    rows = snapshot.requests
+    if not rows:
+        return "there has been no request yet"
+    return f"there is no request {number}: known are {rows[0].id} to {rows[-1].id}"
 
 
 async def _event_stream(subscription: Subscription) -> AsyncIterator[str]:

@@ -28,9 +28,11 @@ from kvstack.core.events import (
 )
 from kvstack.llama.answers import AnswerTap
 from kvstack.prompt.dialects import api_of
+from kvstack.prompt.former import Compared
 from kvstack.prompt.rules import Stripped
 from kvstack.proxy.body import BodyError, ClientGone, decode_body, read_body
 from kvstack.proxy.dialect_errors import error_body
+from kvstack.proxy.history import History
 from kvstack.upstream import Stream, Upstream, UpstreamError
 
 __all__ = ["Forward", "Strip"]
@@ -81,6 +83,7 @@ class Forward:
         max_body_bytes: Largest request body.
         ready_timeout_s: How long a model request waits for the server.
         cors_origins: Browser origins that may use the proxy.
+        history: Remembers requests.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Forward:
         max_body_bytes: int,
         ready_timeout_s: float,
         cors_origins: tuple[str, ...] = (),
+        history: History | None = None,
     ) -> None:
         self._upstream = upstream
         self._strip = strip
@@ -101,6 +105,7 @@ class Forward:
         self._max_body_bytes = max_body_bytes
         self._ready_timeout_s = ready_timeout_s
         self._cors_origins = frozenset(cors_origins)
+        self.history = history if history is not None else History()
         self._numbers = itertools.count(1)
         self._warned: set[str] = set()
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -161,7 +166,7 @@ class Forward:
         cancelled = True
         try:
             if stripped is not None and number is not None:
-                self._publish_received(number, scope, stripped)
+                self._publish_received(number, scope, body, stripped)
             # From here on the client may leave at any time, also while we wait for the server or its first byte.
             async with asyncio.TaskGroup() as group:
                 work = group.create_task(
@@ -206,7 +211,13 @@ class Forward:
             self._warned.add(text)
             self._publish(Notice(time.time(), "warning", text))
 
-    def _publish_received(self, number: int, scope: Scope, stripped: Stripped) -> None:
+    def _publish_received(self, number: int, scope: Scope, body: bytes, stripped: Stripped) -> None:
+        try:
+            compared = self.history.add(number, scope["path"], body, stripped)
+        except Exception as error:  # fail open here too: it is only an explanation that is lost
+            self._warn(f"A request could not be compared with its former one ({type(error).__name__})")
+            compared = Compared(stripped.conversation)
+        divergence = compared.divergence
         self._publish(
             RequestReceived(
                 time.time(),
@@ -215,7 +226,7 @@ class Forward:
                 scope["path"],
                 stripped.api,
                 stripped.client,
-                stripped.conversation,
+                compared.conversation,
                 stripped.items,
                 stripped.stream,
                 stripped.ts_removed,
@@ -223,6 +234,7 @@ class Forward:
                 stripped.items_modified,
                 _by_rule(stripped),
                 stripped.side,
+                f"{divergence.cause} in {divergence.path} @{divergence.offset:,}" if divergence is not None else None,
             )
         )
 

@@ -16,6 +16,7 @@ from kvstack.terminal import (  # noqa: F401 - each registers its verb
     check_cmd,
     doctor_cmd,
     down_cmd,
+    explain_cmd,
     logs_cmd,
     output,
     status_cmd,

@@ -19,7 +19,7 @@ from kvstack.errors import KvstackError, NotReady, NotRunning, UsageError
 from kvstack.process.identity import ProcessIdentity, is_alive
 from kvstack.rundir import RunDir, RunFile, names
 
-__all__ = ["Answer", "act", "alive", "fetch_status", "find", "find_dir", "stack_name"]
+__all__ = ["Answer", "act", "alive", "fetch", "fetch_status", "find", "find_dir", "stack_name"]
 
 STATUS_TIMEOUT_S = 5.0
 
@@ -140,10 +140,26 @@ def act(run: RunFile, action: str, timeout_s: float) -> Answer:
         NotReady: It does not answer in time.
         NotRunning: It ended meanwhile.
     """
-    status, body = _talk(run, "POST", f"/kvstack/{action}", timeout_s, {"Authorization": f"Bearer {run.token}"})
+    token = {"Authorization": f"Bearer {run.token}"}
+    return _answer(run, action, *_talk(run, "POST", f"/kvstack/{action}", timeout_s, token))
+
+
+def fetch(run: RunFile, path: str) -> Answer:
+    """
+    Read a control route, `GET /kvstack/<path>`, with the run file's token.
+
+    Raises:
+        NotReady: It does not answer in time.
+        NotRunning: It ended meanwhile.
+    """
+    token = {"Authorization": f"Bearer {run.token}"}
+    return _answer(run, path, *_talk(run, "GET", f"/kvstack/{path}", STATUS_TIMEOUT_S, token))
+
+
+def _answer(run: RunFile, path: str, status: int, body: bytes) -> Answer:
     data = _json_object(body)
     if data is None:
-        return Answer(False, f"HTTP {status} from {run.proxy_url}/kvstack/{action}", None)
+        return Answer(False, f"HTTP {status} from {run.proxy_url}/kvstack/{path}", None)
     inner = data.get("data")
     return Answer(
         status < 300 and data.get("status") == "success",

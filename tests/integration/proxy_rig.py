@@ -9,14 +9,17 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib import resources
 
 from kvstack.bus import Bus, Subscription
 from kvstack.core.events import Event, WarmupEnded
 from kvstack.core.snapshot import Snapshot
 from kvstack.errors import NotReady
-from kvstack.prompt.rules import RuleSettings, Stripped, apply_rules, compile_rules
+from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.rules import RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward, Strip
+from kvstack.proxy.history import History
 from kvstack.proxy.serve import ProxyServer, bind
 from kvstack.upstream import Upstream
 from tests.integration.stub_upstream import Handler, Received, StubUpstream
@@ -32,6 +35,7 @@ __all__ = [
     "closed_port",
     "exchange",
     "http",
+    "openclaw_strip",
     "plain_strip",
     "proxy",
 ]
@@ -82,9 +86,19 @@ class Running:
         return [event for event in self.events if isinstance(event, kind)]
 
 
+MEMORY = ConversationMemory()
+
+
 def plain_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
     """The rule engine without rules."""
-    return apply_rules(body, path, NO_RULES, None, headers)
+    return apply_rules(body, path, NO_RULES, MEMORY, headers)
+
+
+def openclaw_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+    """The rule engine with OpenClaw's pack."""
+    text = (resources.files("kvstack.packs") / "openclaw.toml").read_text(encoding="utf-8")
+    rules = compile_rules([parse_pack(text, "openclaw.toml")], RuleSettings())
+    return apply_rules(body, path, rules, MEMORY, headers)
 
 
 async def always_ready(_: float) -> bool:
@@ -102,6 +116,7 @@ async def proxy(
     cors_origins: tuple[str, ...] = (),
     ready_timeout_s: float = 0.2,
     upstream_port: int | None = None,
+    keep_bodies: int = 0,
 ) -> AsyncIterator[Running]:
     """Serve the real application on a free port."""
     events: list[Event] = []
@@ -123,6 +138,7 @@ async def proxy(
         max_body_bytes=max_body_bytes,
         ready_timeout_s=ready_timeout_s,
         cors_origins=cors_origins,
+        history=History(keep_bodies),
     )
     server = ProxyServer(make_app(forward, stack, "t0ken", "1.2.3"), listener, 2.0)
     async with asyncio.TaskGroup() as group:

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstack.core.events import LogLineSeen, MemorySampled, Notice, StateChanged
+from kvstack.core.events import LogLineSeen, MemorySampled, Notice, RequestReceived, StateChanged
 from kvstack.core.lifecycle import State
-from tests.integration.proxy_rig import BODY, CHAT, answer, exchange, http, proxy
+from kvstack.prompt.rules import Stripped
+from tests.integration.proxy_rig import BODY, CHAT, answer, exchange, http, openclaw_strip, plain_strip, proxy
 from tests.integration.stub_upstream import run_stub
 
 GRAFANA = Path(__file__).parents[2] / "configs" / "grafana" / "kvstack.json"
@@ -164,3 +166,72 @@ def _expressions(node: object) -> list[str]:
     if isinstance(node, list):
         return [found for value in node for found in _expressions(value)]
     return []
+
+
+def chat(system: str, turns: int) -> bytes:
+    """A chat whose system text a test chooses."""
+    messages = [{"role": "system", "content": system}]
+    for number in range(turns):
+        messages += [{"role": "user", "content": f"q{number}"}, {"role": "assistant", "content": f"a{number}"}]
+    return json.dumps({"messages": [*messages, {"role": "user", "content": f"q{turns}"}]}).encode()
+
+
+TOKEN = "Authorization: Bearer t0ken"
+
+
+async def test_a_request_is_explained_and_its_text_needs_the_token() -> None:
+    """Figures and places for everybody who reaches the port, sixty characters of a prompt for the owner alone."""
+    async with run_stub(answer(ANSWER)) as stub, proxy(stub) as running:
+        for turn in range(2):
+            await exchange(running.port, http("POST", CHAT, chat(f"Rules.\nnonce 8f3a2b{turn}d\nMore.", turn)))
+        for number in ("2", "last"):
+            status, _, body = await exchange(running.port, http("GET", f"/kvstack/requests/{number}"))
+            data = json.loads(body)["data"]
+            assert (status, data["request"]["id"]) == (200, 2)
+            assert "messages[0].content" in json.dumps(data["explanation"])
+            assert "nonce" not in body.decode()
+        status, _, body = await exchange(running.port, http("GET", "/kvstack/requests/2?text=1"))
+        assert status == 401
+        status, _, body = await exchange(running.port, http("GET", "/kvstack/requests/2?text=1", b"", TOKEN))
+        divergence = json.loads(body)["data"]["divergence"]
+        assert divergence["path"] == "messages[0].content"
+        assert "8f3a2b0d" in divergence["before"]
+        assert "8f3a2b1d" in divergence["after"]
+        for unknown in ("3", "0", "x", "-1", "99999999999999999999999", "%C2%B2"):
+            status, _, _ = await exchange(running.port, http("GET", f"/kvstack/requests/{unknown}"))
+            assert status == 404
+
+
+async def test_a_diff_is_shown_if_bodies_are_kept_and_to_the_owner_alone() -> None:
+    """Original against stripped: the endpoint that users of a stripping proxy ask for first."""
+    original = chat("S", 0).replace(b'"q0"', b'"[Wed 2026-02-18 20:48 UTC] q0"')
+    async with run_stub(answer(ANSWER)) as stub, proxy(stub, strip=openclaw_strip, keep_bodies=1) as running:
+        await exchange(running.port, http("POST", CHAT, chat("S", 0)))
+        await exchange(running.port, http("POST", CHAT, original))
+        status, _, _ = await exchange(running.port, http("GET", "/kvstack/requests/2/diff"))
+        assert status == 401
+        status, _, body = await exchange(running.port, http("GET", "/kvstack/requests/2/diff", b"", TOKEN))
+        data = json.loads(body)["data"]
+        assert status == 200
+        assert data["original"] == original.decode()
+        assert data["stripped"] == stub.received[1].body.decode()
+        assert [(edit["removed"], edit["inserted"]) for edit in data["edits"]] == [("[Wed 2026-02-18 20:48 UTC] ", "")]
+        assert [hit["rule"] for hit in data["hits"]] == ["openclaw.timestamps"]
+        status, _, body = await exchange(running.port, http("GET", "/kvstack/requests/1/diff", b"", TOKEN))
+        assert status == 404
+        assert "proxy.keep_bodies" in json.loads(body)["message"]
+
+
+async def test_a_side_request_does_not_continue_the_conversation() -> None:
+    """A title request quotes the chat; the chat's next turn is laid beside the chat's last one."""
+
+    def label(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+        stripped = plain_strip(body, path, headers)
+        return replace(stripped, side="title") if b"title" in body else stripped
+
+    async with run_stub(answer(ANSWER)) as stub, proxy(stub, strip=label) as running:
+        for body in (chat("S", 0), chat("title", 1), chat("S", 1)):
+            await exchange(running.port, http("POST", CHAT, body))
+    received = [event for event in running.events if isinstance(event, RequestReceived)]
+    assert [event.divergence for event in received] == [None, None, None]
+    assert received[0].conversation == received[2].conversation

@@ -72,9 +72,10 @@ def test_memory_is_bounded_in_count_and_characters() -> None:
         former.compare(number, body("S", 0, f"words {number}"), PATH, f"c{number}")
     assert former.compare(9, body("S", 1, "words 0"), PATH, "c0").former is None
     small = FormerRequests(max_characters=1000)
-    small.compare(1, body("S" * 900, 0), PATH, "c1")
-    small.compare(2, body("T" * 900, 0), PATH, "c2")
-    assert small.compare(3, body("S" * 900, 1), PATH, "c1").former is None
+    small.compare(1, body("S" * 900, 0, "one"), PATH, "c1")
+    small.compare(2, body("S" * 900, 0, "two"), PATH, "c2")
+    assert small.compare(3, body("S" * 900, 1, "one"), PATH, "c1").former is None
+    assert small.compare(4, body("S" * 900, 2, "one"), PATH, "c1").former == 3
 
 
 def test_what_cannot_be_read_is_passed_over() -> None:

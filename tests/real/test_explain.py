@@ -1,0 +1,58 @@
+"""
+`kvstack explain` on a real server: what the client changed, what the server did, what it cost, what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.stacks import post, run_stack
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+CHAT = "/v1/chat/completions"
+
+
+def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the verb."""
+    command = [sys.executable, "-m", "kvstack", "explain", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_an_unknown_clients_id_in_the_system_text_is_named(
+    kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
+) -> None:
+    """FR-22: the place, the kind of change, sixty characters if asked for, the cost in tokens, and a remedy."""
+    filler = "Keep the rules in mind and answer in plain words. " * 60
+    server: dict[str, Any] = {"binary": str(llama_server), "model": str(model_path[kind]), "ctx_size": 16384}
+    messages: list[dict[str, str]] = []
+    with run_stack(tmp_path, server) as stack:
+        for nonce in ("0b6f2f0e-1111-4222-8333-444455556666", "9c7a1d2b-2222-4333-9444-555566667777"):
+            messages.append({"role": "user", "content": "And then?"})
+            system = {"role": "system", "content": f"You are an agent.\nTrace {nonce}\n{filler}"}
+            status, data = post(stack.proxy_port, CHAT, {"messages": [system, *messages], "max_tokens": 4})
+            assert status == 200, data
+            messages.append({"role": "assistant", "content": data["choices"][0]["message"]["content"] or ""})
+        rows = stack.wait_for_requests(2)
+        assert rows[1]["verdict"] == "PARTIAL"
+        assert rows[1]["evaluated_tokens"] > 500
+        shown = explain()
+        assert shown.returncode == 0, shown.stderr
+        assert "Request 2: PARTIAL" in shown.stdout
+        assert "messages[0].content" in shown.stdout
+        assert "Trace" not in shown.stdout
+        with_text = explain("2", "--show-text")
+        assert "0b6f2f0e" in with_text.stdout
+        assert "9c7a1d2b" in with_text.stdout
+        envelope = json.loads(explain("1", "--json").stdout)
+        assert (envelope["status"], envelope["data"]["explanation"]["verdict"]) == ("success", "COLD")
+        unknown = explain("77")
+        assert unknown.returncode == 1
+        assert "known are 1 to 2" in unknown.stderr
