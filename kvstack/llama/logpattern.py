@@ -57,14 +57,17 @@ def _compile(form: str) -> re.Pattern[str]:
     parts: list[str] = []
     position = 0
     for token in _TOKEN.finditer(form):
-        parts.append(_literal(form[position : token.start()]))
+        parts.append(_literal(form[position : token.start()], before_token=True))
         parts.append(_TOKENS[token.group(1)])
         position = token.end()
     parts.append(_literal(form[position:]))
     return re.compile("".join(parts))
 
 
-def _literal(text: str) -> str:
+def _literal(text: str, *, before_token: bool = False) -> str:
+    if before_token:
+        # `(%5d accepted`, `%2zu/%2zu`: a number that fills its width has no blank before it, another has some.
+        return _literal(text.rstrip(" ")) + " *"
     return re.sub(r"(?:\\? )+", " +", re.escape(text))
 
 

@@ -138,6 +138,35 @@ SERVER: tuple[Pattern, ...] = (
     ),
     pattern(
         "warning",
+        "capping per-slot context <*>",
+        _warned,
+        "b10798 on",
+        "capping per-slot context (131072) to --kv-unified-per-slot (32768)",
+    ),
+    pattern(
+        "warning",
+        "--kv-unified-per-slot (<INT>) exceeds <*>",
+        _warned,
+        "b10798 on",
+        "--kv-unified-per-slot (65536) exceeds the per-slot pool capacity (32768) - cap has no effect",
+    ),
+    pattern(
+        "warning",
+        "failed to find free space in the KV cache<*>",
+        # Its numbers change with every batch; the warning is one.
+        lambda m, slot, task: facts.ServerWarned("failed to find free space in the KV cache"),
+        "2025 on",
+        "failed to find free space in the KV cache, retrying with smaller batch size, off = 0, n_batch = 1024, ret = 1",
+    ),
+    pattern(
+        "warning",
+        "failed to allocate memory for prompt cache state<*>",
+        lambda m, slot, task: facts.ServerWarned("failed to allocate memory for the RAM cache"),
+        "b6700 (October 2025) on",
+        "failed to allocate memory for prompt cache state: std::bad_alloc",
+    ),
+    pattern(
+        "warning",
         "ctx_shift is not supported by <*>",
         _warned,
         "2025 on",
@@ -156,6 +185,14 @@ SERVER: tuple[Pattern, ...] = (
         _fatal,
         "2025 on",
         "failed to load model, 'nope.gguf'",
+    ),
+    pattern("fatal", "failed to load draft model, <*>", _fatal, "2025 on", "failed to load draft model, 'draft.gguf'"),
+    pattern(
+        "fatal",
+        "failed to load multimodal model, <*>",
+        _fatal,
+        "2025 on",
+        "failed to load multimodal model, 'mmproj.gguf'",
     ),
     pattern(
         "fatal",

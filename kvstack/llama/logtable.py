@@ -13,11 +13,12 @@ from kvstack.llama.logcache import CHECKPOINTS, RAM_CACHE
 from kvstack.llama.logpattern import Pattern
 from kvstack.llama.logserver import BARE, LOADING, SLOTS
 from kvstack.llama.logserver import SERVER as WHOLE_SERVER
+from kvstack.llama.logsilent import SILENT
 from kvstack.llama.logtasks import TASKS, TIMING
 
 __all__ = ["BARE", "LOADING", "SERVER", "SLOT", "TIMING", "Pattern"]
 
-SLOT: tuple[Pattern, ...] = (*TIMING, *TASKS, *CHECKPOINTS, *SLOTS)
+SLOT: tuple[Pattern, ...] = (*TIMING, *TASKS, *CHECKPOINTS, *SLOTS, *SILENT)
 """Messages behind `slot FUNCTION: id S | task T | `.  Anything else there, above the debug level, is drift."""
 
 SERVER: tuple[Pattern, ...] = (*RAM_CACHE, *WHOLE_SERVER)

@@ -216,3 +216,87 @@ def test_cancelled(kind: str, llama_server: Path, model_path: dict[str, Path], t
     assert [row["verdict"] for row in rows] == ["CANCELLED", "HIT"]
     assert rows[0]["evaluated_tokens"] > 2000
     assert rows[1]["cached_tokens"] >= rows[0]["evaluated_tokens"] - 64
+
+
+def test_every_dialect_has_its_figures(llama_server: Path, model_path: dict[str, Path], tmp_path: Path) -> None:
+    """Streamed or not: tokens from the answer, times from the log where the answer has none."""
+    head = system("the house", lines=40)
+    user = [{"role": "user", "content": "Go."}]
+    requests: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": [{"role": "system", "content": head}, *user], "max_tokens": 4}),
+        ("/v1/responses", {"instructions": head, "input": "Go.", "max_output_tokens": 4}),
+        ("/v1/messages", {"system": head, "messages": user, "max_tokens": 4}),
+        ("/completion", {"prompt": head, "n_predict": 4}),
+    ]
+    with a_stack(tmp_path, llama_server, model_path["dense"]) as stack:
+        for path, body in requests:
+            for stream in (False, True):
+                connection = http.client.HTTPConnection("127.0.0.1", stack.proxy_port, timeout=30)
+                data = json.dumps({**body, "stream": stream, "temperature": 0})
+                connection.request("POST", path, data, {"Content-Type": "application/json"})
+                assert connection.getresponse().read()
+                connection.close()
+        rows = settled(stack, 8)
+        check_log(stack)
+        log = stack.log()
+    assert [row["api"] for row in rows] == ["chat"] * 2 + ["responses"] * 2 + ["messages"] * 2 + ["completion"] * 2
+    printed = [int(line.split("/")[1].split()[0]) for line in log.splitlines() if "prompt eval time" in line]
+    assert [row["evaluated_tokens"] for row in rows] == printed
+    for row in rows:
+        assert row["prompt_tokens"] == row["cached_tokens"] + row["evaluated_tokens"]
+        assert row["generated_tokens"] == 4
+        assert row["prefill_ms"] > 0
+        assert row["decode_tokens_per_s"] > 0
+        assert row["ttft_ms"] > 0
+        assert row["verdict"] in {"COLD", "HIT"}
+    assert [row["verdict"] for row in rows[1:]] == ["HIT"] * 5 + [rows[6]["verdict"], "HIT"]
+
+
+def test_context_full_and_prompt_too_long(llama_server: Path, model_path: dict[str, Path], tmp_path: Path) -> None:
+    """An answer that ends with the context is TRUNCATED; a prompt that does not fit is FAILED and harms nothing."""
+    with a_stack(tmp_path, llama_server, model_path["dense"], ctx_size=2048) as stack:
+        head = {"role": "system", "content": system("the house", lines=40)}
+        small = {"messages": [head, {"role": "user", "content": "Go."}], "max_tokens": 4}
+        assert post(stack.proxy_port, CHAT, small)[0] == 200
+        status, error = post(
+            stack.proxy_port, CHAT, {"messages": [{"role": "user", "content": system("all", lines=200)}]}
+        )
+        assert (status, error["error"]["type"]) == (400, "exceed_context_size_error")
+        assert post(stack.proxy_port, CHAT, small)[0] == 200
+        assert post(stack.proxy_port, CHAT, {**small, "max_tokens": 5000, "ignore_eos": True})[0] == 200
+        rows = settled(stack, 4)
+        slot = stack.status()["slots"][0]
+    assert [row["verdict"] for row in rows] == ["COLD", "FAILED", "HIT", "TRUNCATED"]
+    assert rows[1]["status"] == 400
+    assert "exceeds the available context size" in rows[1]["cause"]
+    assert slot["request"] == 4
+
+
+def test_warm_and_past_the_proxy(llama_server: Path, model_path: dict[str, Path], tmp_path: Path) -> None:
+    """The first request after a warm-up is WARM; a request to the server's own port is counted as bypass."""
+    recording = tmp_path / "request.json"
+    body = {
+        "messages": [{"role": "system", "content": system("the house")}, {"role": "user", "content": "Another one."}],
+        "max_tokens": 4,
+    }
+    recording.write_text(json.dumps(body), encoding="utf-8")
+    config = {"binary": str(llama_server), "model": str(model_path["hybrid"]), "ctx_size": 32768, "parallel": 2}
+    with run_stack(tmp_path, config, warmup={"request_file": str(recording)}) as stack:
+        talk = Talk(stack, system("the house"))
+        timings = [talk.say("Good morning.")]
+        assert settled(stack, 1)[0]["verdict"] == "WARM"
+        check_log(stack)
+        assert (
+            post(stack.server_port, CHAT, {"messages": [{"role": "user", "content": "Psst."}], "max_tokens": 4})[0]
+            == 200
+        )
+        # Two answers to one prompt: a child task, which is no request of its own.
+        two = {"messages": [{"role": "user", "content": system("twins", lines=20)}], "max_tokens": 4, "n": 2}
+        status, data = post(stack.proxy_port, CHAT, two)
+        assert status == 200, data
+        timings.append(data["timings"])
+        rows = settled(stack, 2)
+        check_figures(rows[:1], timings[:1])
+        log = stack.status()["log"]
+    assert log["unclaimed_tasks"] == 1
+    assert log["drift"] == 0, log["drift_samples"]

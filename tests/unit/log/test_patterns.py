@@ -232,3 +232,10 @@ def test_task_minus_one_has_no_task() -> None:
 def test_timings_are_part_of_the_slot_table() -> None:
     """The separate records and the one-block form share their patterns."""
     assert set(TIMING) <= set(SLOT)
+
+
+@pytest.mark.parametrize("accepted", ["    3", "12345", "1234567"])
+def test_a_number_that_fills_its_width(accepted: str) -> None:
+    """`(%5d accepted` has no blank before a large number."""
+    message = f"draft acceptance = 0.37500 ({accepted} accepted /{accepted} generated), mean len =  2.75"
+    assert read(slot_record(message)) == (facts.DraftTimed(2, 7, int(accepted), int(accepted)),)
