@@ -6,12 +6,14 @@ Nothing here waits or asks the system: samples and times come in.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvstack.process.identity import ProcessIdentity
 
-__all__ = ["IDLE", "HangWatch", "Progress", "Sample"]
+__all__ = ["IDLE", "HangWatch", "Progress", "Sample", "slots_mark"]
 
 MEMORY_MOVES_BYTES = 1024 * 1024
 DISK_MOVES_BYTES = 64 * 1024
@@ -110,6 +112,33 @@ class Progress:
             return f"{text}, {'almost idle' if self._cores < 0.1 else f'{self._cores:.1f} cores busy'}"
         cores = round(self._cores)
         return f"{text}, {'one core' if cores == 1 else f'{cores} cores'} busy"
+
+
+def slots_mark(status: int, body: bytes) -> Hashable | None:
+    """
+    What an answer of `/slots` says, as a mark for `HangWatch`.
+
+    Whatever changes in a busy slot counts as progress: the task, the tokens read, the tokens made.  Their names differ
+    from build to build, so the whole slot is the mark.
+
+    Args:
+        status: HTTP status.
+        body: The answer's body.
+
+    Returns:
+        `IDLE` also where the server does not tell (`--no-slots`): a guess must not end a server that works.  None, no
+        answer, for a server error.
+    """
+    if status >= 500 and status != 501:
+        return None
+    try:
+        slots: Any = json.loads(body)
+    except ValueError:
+        return IDLE
+    if status != 200 or not isinstance(slots, list):
+        return IDLE
+    busy = [slot for slot in slots if isinstance(slot, dict) and slot.get("is_processing") is True]
+    return tuple(json.dumps(slot, sort_keys=True) for slot in busy) if busy else IDLE
 
 
 @dataclass(slots=True)

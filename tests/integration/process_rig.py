@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from kvstack.core.lifecycle import State
 from kvstack.errors import StartFailed
 from kvstack.process.identity import ProcessIdentity, holds_port, port_owners
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
+from kvstack.process.watch import slots_mark
 from kvstack.rundir import RawLog
-from kvstack.upstream import Health, Upstream
+from kvstack.upstream import Health, Upstream, UpstreamError
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_llama_server.py"
 
@@ -54,6 +55,7 @@ class Rig:
             "stop_timeout_s": 5.0,
         }
         sleep = settings.pop("sleep", asyncio.sleep)
+        watch_slots = settings.pop("watch_slots", False)
         values |= settings
         self.events: list[Event] = []
         self.lines: dict[int, list[bytes]] = {}
@@ -74,6 +76,7 @@ class Rig:
             warm=lambda: self.warm(),  # noqa: PLW0108 - a test may replace it
             release_upstream=self._release,
             spawned=self.identities.append,
+            busy=(lambda: self.busy()) if watch_slots else None,  # noqa: PLW0108 - a test may replace it
         )
         self.supervisor = Supervisor(launch, hooks, self.raw_log, sleep=sleep)  # type: ignore[arg-type]
 
@@ -110,6 +113,14 @@ class Rig:
             await asyncio.gather(task, return_exceptions=True)
             await self.upstream.close()
             self.raw_log.close()
+
+    async def busy(self) -> Hashable | None:
+        """What the slots show."""
+        try:
+            answer = await self.upstream.request("GET", "/slots", timeout_s=0.5)
+        except UpstreamError:
+            return None
+        return slots_mark(answer.status, answer.body)
 
     async def _verify(self, pid: int) -> None:
         if await asyncio.to_thread(holds_port, pid, self.port) is False:

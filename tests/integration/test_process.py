@@ -26,6 +26,7 @@ from kvstack.core.events import MemorySampled
 from kvstack.core.lifecycle import State, may_go
 from kvstack.errors import ChildLost, ExitCode, StartFailed
 from kvstack.process.identity import ProcessIdentity, identify, is_alive, sweep
+from kvstack.process.watch import IDLE
 from kvstack.upstream import Health
 from tests.integration.process_rig import FAKE, Rig, fake_argv, lives, real_argv, until
 
@@ -214,6 +215,41 @@ async def test_hung_server(
         else:
             assert rig.supervisor.state is State.READY
             assert lives(hung)
+
+
+async def test_healthy_but_hung(free_port: int, tmp_path: Path) -> None:
+    """A server whose /health is fine while its slots say nothing any more is told of, and stopped all the same."""
+    rig = Rig(fake_argv(free_port, "deaf"), free_port, tmp_path, hang_timeout_s=1.0, watch_slots=True)
+    async with rig.running() as task:
+        assert await rig.supervisor.wait_ready(15)
+        await until(lambda: any("has not answered for" in text for text in rig.notices), 10)
+        assert await rig.upstream.health() is Health.OK
+        assert rig.supervisor.state is State.READY
+        rig.supervisor.stop("asked")
+        await asyncio.wait_for(task, 10)
+    assert not lives(rig.pid)
+
+
+@pytest.mark.real
+async def test_slots_at_work(llama_server: Path, model_path: dict[str, Path], free_port: int, tmp_path: Path) -> None:
+    """The slots of a real server are idle, then show progress for as long as a request runs, then are idle again."""
+    rig = Rig(real_argv(llama_server, model_path["dense"], free_port), free_port, tmp_path, watch_slots=True)
+    async with rig.running():
+        assert await rig.supervisor.wait_ready(30)
+        assert await rig.busy() == IDLE
+        body = {"prompt": "a", "n_predict": 3000, "ignore_eos": True}
+        request = asyncio.create_task(rig.upstream.request("POST", "/completion", body))
+        await until(lambda: b"processing task" in rig.output())
+        marks = []
+        while not request.done():
+            marks.append(await rig.busy())
+            await asyncio.sleep(0.05)
+        await request
+        working = [mark for mark in marks if mark != IDLE]
+        assert len(working) >= 3
+        assert None not in working
+        assert len(set(working)) >= len(working) - 1
+        assert await rig.busy() == IDLE
 
 
 # Deaths before ready

@@ -75,14 +75,15 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         max_restarts=st.integers(0, 3),
-        begin=st.sampled_from(["ready", "ready", "ready", "warming", "loading", "no binary", "stopped"]),
+        begin=st.sampled_from(["ready", "ready", "ready", "warming", "loading", "stranger", "no binary", "stopped"]),
     )
     def start(self, max_restarts: int, begin: str) -> None:
         """Begin to run, in one of several places: else most lives would end before the first ready."""
         self.max_restarts = max_restarts
         self.can_spawn = begin != "no binary"
+        self.ours = begin != "stranger"
         self.warm_s = 10.0 if begin == "warming" else 0.0
-        self.health = Health.OK if begin in {"ready", "warming"} else Health.REFUSED
+        self.health = Health.OK if begin in {"ready", "warming", "stranger"} else Health.REFUSED
         launch = Launch(("llama-server",), ("llama-server",), {}, "127.0.0.1", 1, max_restarts, 600.0, 10.0)
         hooks = Hooks(
             publish=self.publish,

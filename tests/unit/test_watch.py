@@ -4,7 +4,11 @@ Stalled or not, hung or not: judgements over samples.
 
 from __future__ import annotations
 
-from kvstack.process.watch import IDLE, HangWatch, Progress, Sample
+import json
+
+import pytest
+
+from kvstack.process.watch import IDLE, HangWatch, Progress, Sample, slots_mark
 
 MIB = 1024 * 1024
 
@@ -95,3 +99,35 @@ def test_idle_is_no_hang() -> None:
     for now_s in range(0, 100_000, 1000):
         assert watch.observe(float(now_s), IDLE) is None
     assert watch.observe(200_000.0, ("task", 1)) is None
+
+
+def test_mark_of_busy_slots() -> None:
+    """Progress in a busy slot changes the mark; what idle slots hold does not."""
+
+    def mark(decoded: int, idle_tokens: int) -> object:
+        busy = {"id": 1, "id_task": 7, "is_processing": True, "next_token": [{"n_decoded": decoded}]}
+        idle = {"id": 0, "is_processing": False, "n_prompt_tokens": idle_tokens}
+        return slots_mark(200, json.dumps([idle, busy]).encode())
+
+    assert mark(1, 5) == mark(1, 6)
+    assert mark(1, 5) != mark(2, 5)
+    assert IDLE not in {mark(1, 5), mark(2, 5)}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "mark"),
+    [
+        (200, b'[{"id": 0, "is_processing": false}]', IDLE),
+        (200, b"[]", IDLE),
+        (501, b'{"error": {"message": "This server does not support slots endpoint."}}', IDLE),
+        (401, b"{}", IDLE),
+        (200, b"<html>", IDLE),
+        (200, b'{"is_processing": true}', IDLE),
+        (200, b'[null, 3, {"is_processing": "yes"}]', IDLE),
+        (503, b'{"error": {"message": "Loading model"}}', None),
+        (500, b"", None),
+    ],
+)
+def test_mark_of_other_answers(status: int, body: bytes, mark: object) -> None:
+    """Who does not tell is not accused; a server error is no answer."""
+    assert slots_mark(status, body) == mark
