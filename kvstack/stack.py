@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -32,6 +32,7 @@ from kvstack.llama.log import LogReader
 from kvstack.plan import Plan
 from kvstack.process.identity import ProcessIdentity, identify, is_alive, port_owners, sweep
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
+from kvstack.process.watch import slots_mark
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.rules import Stripped, apply_rules
 from kvstack.proxy.app import make_app
@@ -39,7 +40,7 @@ from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
 from kvstack.proxy.serve import ProxyServer, bind
 from kvstack.rundir import RawLog, RunDir, RunFile, names, new_token
-from kvstack.upstream import Props, Upstream, UpstreamError
+from kvstack.upstream import PROBE_TIMEOUT_S, Props, Upstream, UpstreamError
 from kvstack.warming import Warmer
 
 __all__ = ["Stack"]
@@ -256,11 +257,19 @@ class Stack:
             warm=self._warm,
             release_upstream=self._release_upstream,
             spawned=self._spawned,
+            busy=self._busy,
         )
 
     def _spawned(self, identity: ProcessIdentity) -> None:
         assert self._plan.command is not None
         self._run_dir.set_server(identity.pid, identity.started_s, self._plan.command.argv[0])
+
+    async def _busy(self) -> Hashable | None:
+        try:
+            answer = await self._upstream.request("GET", "/slots", timeout_s=PROBE_TIMEOUT_S)
+        except UpstreamError:
+            return None
+        return slots_mark(answer.status, answer.body)
 
     def _output(self, data: bytes, run: int) -> None:
         reader = self._readers.get(run)

@@ -17,12 +17,14 @@ from typing import Any
 
 import httpx
 
-__all__ = ["Answer", "Headers", "Health", "Props", "Upstream", "UpstreamError"]
+__all__ = ["PROBE_TIMEOUT_S", "Answer", "Headers", "Health", "Props", "Upstream", "UpstreamError"]
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Header pairs in their order, names as they came; a header may stand more than once."""
 
 PROBE_TIMEOUT_S = 5.0
+"""How long a question of our own may stay without an answer, in seconds."""
+
 CONNECT_TIMEOUT_S = 5.0
 
 
