@@ -85,7 +85,10 @@ class PseudoTerminal:
     def wait(self, timeout_s: float = 30.0) -> int:
         """Wait for the program's end; give its exit code."""
         code = self.process.wait(timeout_s)
-        time.sleep(0.2)  # its last words are on their way
+        seen = -1
+        while seen != len(self.raw):  # its last words are on their way
+            seen = len(self.raw)
+            time.sleep(0.3)
         return code
 
     def _read(self) -> None:
