@@ -144,6 +144,22 @@ class _Reuse:
         return None
 
     @property
+    def parts_at_item(self) -> int | None:
+        """Index of the item in which the proxy saw the difference (`clock in messages[4].content @17`)."""
+        _, bracket, rest = (self.row.divergence or "").partition("[")
+        index = rest.partition("]")[0]
+        return int(index) if bracket and index.isdecimal() and len(index) < 9 else None
+
+    @property
+    def parts_in_head(self) -> bool:
+        """Whether that is in front of the conversation: the system text, the tools."""
+        return self.parts_at_item in {None, 0} or "tools" in (self.row.divergence or "")
+
+    @property
+    def parts_in_last_item(self) -> bool:
+        return not self.parts_in_head and self.parts_at_item == self.row.items - 1
+
+    @property
     def is_from_ram(self) -> bool:
         task = self.task
         if task is None or self.is_nothing:
@@ -202,6 +218,8 @@ def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None,
             return Judgement("HIT", None, 0)
         return _judge_loss(reuse, expected, slot_taken_by, log_is_read=log_is_read)
     if row.divergence is not None:
+        if reuse.parts_in_last_item and kept_short <= SLACK_TOKENS and not reuse.is_nothing:
+            return Judgement("HIT", None, 0)  # the newest turn in other words: all that was evaluated is new
         return Judgement("PARTIAL", row.divergence, max((likely or reuse.prompt) - cached, 0))
     if row.conversation is None:
         return _judge_by_slot(reuse)
@@ -266,6 +284,9 @@ def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_
     """
     lost = max(expected - reuse.cached, 0)
     if reuse.row.divergence is not None:
+        if reuse.is_nothing and log_is_read and reuse.holder_is_other and not reuse.parts_in_head:
+            # A change far down cost little; that somebody else had the slot cost everything.
+            return Judgement("EVICTED", _by(slot_taken_by), lost)
         return Judgement("PARTIAL", reuse.row.divergence, lost)
     if not log_is_read or reuse.task is None:
         # Without the log nobody can tell an eviction from a template that renders the history anew.

@@ -233,6 +233,28 @@ def test_only_the_last_message_differs() -> None:
     assert (row.verdict, row.evaluated_tokens) == ("HIT", 277)
 
 
+def test_only_the_last_message_differs_and_the_proxy_saw_it() -> None:
+    """The same with the proxy's word: a difference in the newest turn is no loss."""
+    story = Story()
+    story.turn(3164, 0, items=4)
+    row = story.turn(3164, 2887, items=4, similarity=0.915, divergence="history edited in messages[3].content @0")
+    assert (row.verdict, row.cause) == ("HIT", None)
+
+
+def test_evicted_although_a_block_far_down_changed() -> None:
+    """A change in a late turn would have cost little: that another conversation took the slot cost everything."""
+    story = Story()
+    story.turn(4787, 0, conversation="main", items=8)
+    story.turn(446, 10, conversation="title", side="title", how="lru")
+    late = "decoration in messages[7].content @12"
+    row = story.turn(4837, 12, conversation="main", items=10, how="lru", divergence=late)
+    assert (row.verdict, row.cause) == ("EVICTED", "by request 2 (title)")
+    story.turn(446, 10, conversation="title", side="title", how="lru")
+    early = "clock in messages[0].content @57,012"
+    row = story.turn(4880, 12, conversation="main", items=12, how="lru", divergence=early)
+    assert (row.verdict, row.cause) == ("PARTIAL", early)
+
+
 def test_an_old_message_differs() -> None:
     """An edit far back is the client's doing."""
     story = Story()
