@@ -46,6 +46,7 @@ from kvstack.warming import Warmer
 __all__ = ["Stack"]
 
 START_FACTS_KEPT = 5000
+CLOSE_S = 5.0
 
 _Result = TypeVar("_Result")
 
@@ -91,6 +92,7 @@ class Stack:
             ubatch_tokens=config.server.ubatch_size,
         )
         self._server: ProxyServer | None = None
+        self._listener: socket.socket | None = None
         self._supervisor = Supervisor(self._launch(), self._hooks(), self._raw_log)
 
     # What the control routes need
@@ -151,7 +153,7 @@ class Stack:
         self._run_dir.lock()
         try:
             await self._clear_the_way()
-            listener = self._bind()
+            listener = self._listener = self._bind()
             app = make_app(self._forward, self, self._token, kvstack.__version__)
             server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s)
             for text in self._plan.notices:
@@ -168,10 +170,14 @@ class Stack:
                 finally:
                     server.stop()
                     await self._forward.close_exchanges(0)
+                    # Here and not by the group: after an error that would cancel it in the middle of its own end.
+                    await asyncio.wait({serving}, timeout=CLOSE_S)
         except BaseExceptionGroup as group_error:
             raise _the_one(group_error) from None
         finally:
             await self._upstream.close()
+            if self._listener is not None:
+                self._listener.close()
             self._raw_log.close()
             self._run_dir.clear()
             self._run_dir.unlock()
@@ -346,6 +352,10 @@ class Stack:
             self.bus.publish(Notice(time.time(), "warning", f"The warm-up failed: {error.what}"))
 
     async def _release_upstream(self) -> None:
+        if self._supervisor.state is not State.STOPPING:
+            # A hung server is ended to be started again: the proxy stays, and its clients get an error when the
+            # connections break.
+            return
         if self._server is not None:
             self._server.stop()
         await self._forward.close_exchanges(self._plan.config.server.stop_timeout_s)
