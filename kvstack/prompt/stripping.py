@@ -364,14 +364,12 @@ class _Request:
             text = item.texts[0].value
             if (kept_before, text) in missing:
                 missing.discard((kept_before, text))
-                self._hit(carrier.rule, item.path)
             elif any(entry.text == text and entry.position <= kept_before for entry in known):
                 plan.dropped.append(index - self._offset())
                 self._hit(carrier.rule, item.path)
             elif self.memory is not None:
                 raw = self.document.text[item.start : item.end]
                 standing.append(Placed(kept_before, carrier.rule.name, raw, text))
-                self._hit(carrier.rule, item.path)
         for entry in known:
             if (entry.position, entry.text) in missing:
                 self._insert(plan, entry)
@@ -404,7 +402,8 @@ class _Request:
             for rule, inside, n in local.done:
                 self._hit(rule, (*self.document.items[index].path, *inside), n)
         for op in self.ops:
-            if op.counted:
+            # A frozen value that has not changed is no deed of its rule.
+            if op.counted and op.new is not None and (not op.key or op.new != op.live):
                 self._hit(op.rule, op.text.path)
         for op in appends:
             self._hit(op.rule, op.text.path)

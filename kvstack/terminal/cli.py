@@ -19,6 +19,7 @@ from kvstack.terminal import (  # noqa: F401 - each registers its verb
     explain_cmd,
     logs_cmd,
     output,
+    rules_cmd,
     status_cmd,
     up_cmd,
     warmup_cmd,

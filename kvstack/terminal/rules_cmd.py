@@ -1,0 +1,282 @@
+"""
+`kvstack rules list|test`: what the rules are, and what they do to captured requests.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvstack.errors import KvstackError, UsageError
+from kvstack.terminal import output
+from kvstack.terminal.app import JsonOption, app
+from kvstack.terminal.figures import plural
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from kvstack.prompt.inspecting import RuleLine
+    from kvstack.prompt.rules import RuleSet, Stripped
+
+__all__ = ["list_rules", "try_rules"]
+
+rules_app = typer.Typer(help="Show the rules, and try them on captured requests.", no_args_is_help=True)
+app.add_typer(rules_app, name="rules")
+
+WIDTH = 100
+
+ConfigOption = Annotated[
+    str | None,
+    typer.Option("--config", metavar="CONFIG", help="A stack's config file, for its switches and rules."),
+]
+
+
+@rules_app.command("list")
+def list_rules(
+    stack: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME|CONFIG]", help="A stack. Default: the only running one, else the packed rules."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    List all rules: what each does, where it comes from, whether it is in force.
+
+    With a running stack also how often each rule acted since its start.
+    """
+
+    def action() -> output.Result:
+        from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
+
+        config_path, hits = _stack(stack)
+        lines = inspecting.list_rules(_rules(config_path))
+        data = {
+            "config_path": config_path,
+            "rules": [asdict(line) | {"hits": hits.get(line.name, 0) if hits is not None else None} for line in lines],
+        }
+        return output.Result(data, _list_text(lines, hits))
+
+    output.deliver("rules list", as_json, action)
+
+
+@rules_app.command("test")
+def try_rules(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="One request body (JSON), or a conversation (JSON Lines).")
+    ],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Apply the rules to captured requests and show every edit.
+
+    Of consecutive requests it shows which share of the former the next one still begins with, before and after.
+    A line of JSON Lines is a body, or an object with `path`, `headers` and `body`.
+    """
+
+    def action() -> output.Result:
+        tried = _try(_read_requests(file), _rules(config))
+        return output.Result({"requests": [_test_data(one) for one in tried]}, _test_text(tried))
+
+    output.deliver("rules test", as_json, action)
+
+
+def _stack(target: str | None) -> tuple[str | None, dict[str, int] | None]:
+    """The config file that is meant, and the hit counts of its stack if that runs."""
+    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+
+    try:
+        run = client.find(target)
+    except KvstackError:
+        if target is not None and not Path(target).expanduser().is_file():
+            raise
+        return target, None
+    counted = client.fetch_status(run).get("totals", {}).get("rules") or {}
+    return run.config_path, {str(name): int(count) for name, count in counted.items()}
+
+
+def _rules(config: str | None) -> RuleSet:
+    from kvstack.plan import load_rules  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal.loading import load_config  # noqa: PLC0415
+
+    if config is not None:
+        return load_rules(*load_config(config, None))
+    from importlib import resources  # noqa: PLC0415
+
+    from kvstack.prompt.rules import compile_rules, parse_pack  # noqa: PLC0415
+
+    packs = sorted(
+        (item for item in resources.files("kvstack.packs").iterdir() if item.name.endswith(".toml")),
+        key=lambda item: item.name,
+    )
+    return compile_rules([parse_pack(pack.read_text(encoding="utf-8"), pack.name) for pack in packs])
+
+
+def _list_text(lines: Sequence[RuleLine], hits: dict[str, int] | None) -> str:
+    out = []
+    for line in lines:
+        state = "on " if line.active else "off"
+        facts = [line.where, line.action, f"for {line.client}", f"from {line.origin}"]
+        if line.switch:
+            facts.append(line.switch)
+        if hits is not None and line.active:
+            facts.append(f"acted {hits.get(line.name, 0):,} times")
+        out.append(f"{state}  {line.name}  ({', '.join(facts)})")
+        out += textwrap.wrap(line.summary, WIDTH, initial_indent="     ", subsequent_indent="     ")
+    active = sum(line.active for line in lines)
+    return "\n".join([*out, "", f"{plural(len(lines), 'rule')}, {active} on"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A request from a file."""
+
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A request after the rules; the ratios compare it with the one before it."""
+
+    captured: _Captured
+    stripped: Stripped
+    before_ratio: float | None
+    after_ratio: float | None
+
+
+def _read_requests(file: Path) -> list[_Captured]:
+    try:
+        text = file.expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read", error.strerror or str(error), "Give a captured request.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not UTF-8 text", "", "Give one JSON body, or JSON Lines.") from None
+    try:
+        return [_captured(json.loads(text), text)]
+    except json.JSONDecodeError:
+        pass
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{file} is not JSON Lines", f"line {number}: {error}", "One JSON value a line.") from None
+        if not isinstance(value, dict) or value.get("body", value) is not None:
+            found.append(_captured(value, line))
+    return found
+
+
+def _captured(value: Any, text: str) -> _Captured:
+    """A request with its path and headers, or a bare body whose keys tell the dialect."""
+    if not isinstance(value, dict):
+        raise UsageError("That is no request", f"a JSON {type(value).__name__}", "A request body is a JSON object.")
+    if isinstance(value.get("body"), dict) and isinstance(value.get("path"), str):
+        headers = value.get("headers") or {}
+        pairs = (
+            list(headers.items()) if isinstance(headers, dict) else [(str(name), str(text)) for name, text in headers]
+        )
+        return _Captured(value["path"], pairs, json.dumps(value["body"], ensure_ascii=False).encode())
+    if "input" in value:
+        path = "/v1/responses"
+    elif "prompt" in value:
+        path = "/completion"
+    elif "system" in value:
+        path = "/v1/messages"
+    else:
+        path = "/v1/chat/completions"
+    return _Captured(path, [], text.encode())
+
+
+def _try(requests: Sequence[_Captured], rules: RuleSet) -> list[_Tried]:
+    from kvstack.prompt.conversation import ConversationMemory  # noqa: PLC0415 - only when the verb runs
+    from kvstack.prompt.rendering import common_prefix, render  # noqa: PLC0415
+    from kvstack.prompt.rules import apply_rules  # noqa: PLC0415
+
+    memory = ConversationMemory()
+    tried: list[_Tried] = []
+    former = None
+    for request in requests:
+        stripped = apply_rules(request.body, request.path, rules, memory, request.headers)
+        rendered = render(request.body, request.path), render(stripped.body, request.path)
+        ratios: tuple[float | None, float | None] = (None, None)
+        if former is not None and stripped.side is None:
+            ratios = common_prefix(former[0], rendered[0]).kept_ratio, common_prefix(former[1], rendered[1]).kept_ratio
+        if stripped.side is None:
+            former = rendered
+        tried.append(_Tried(request, stripped, *ratios))
+    return tried
+
+
+def _test_data(one: _Tried) -> dict[str, Any]:
+    from kvstack.prompt.inspecting import show_edits  # noqa: PLC0415 - only when the verb runs
+
+    stripped = one.stripped
+    return {
+        "path": one.captured.path,
+        "api": stripped.api,
+        "client": stripped.client,
+        "conversation": stripped.conversation,
+        "side": stripped.side,
+        "items": stripped.items,
+        "stripped": {
+            "ts_removed": stripped.ts_removed,
+            "msg_ids_removed": stripped.msg_ids_removed,
+            "items_modified": stripped.items_modified,
+        },
+        "hits": [asdict(hit) for hit in stripped.hits],
+        "edits": [asdict(shown) for shown in show_edits(one.captured.body, stripped)],
+        "common_prefix_ratio": {"before": one.before_ratio, "after": one.after_ratio},
+        "warnings": list(stripped.warnings),
+    }
+
+
+def _test_text(tried: Sequence[_Tried]) -> Callable[[Console], RenderableType]:
+    def draw(_: Console) -> RenderableType:
+        from rich.text import Text  # noqa: PLC0415 - only when the verb runs
+
+        from kvstack.prompt.inspecting import show_edits  # noqa: PLC0415
+
+        text = Text()
+        for number, one in enumerate(tried, start=1):
+            text.append(f"{number}. {_headline(one)}\n", style="bold")
+            for shown in show_edits(one.captured.body, one.stripped):
+                text.append(f"   @{shown.start:,} ", style="dim")
+                text.append(_plain(shown.before[-20:]), style="dim")
+                if shown.removed:
+                    text.append(f"[-{_plain(shown.removed)}-]", style="red")
+                if shown.inserted:
+                    text.append(f"{{+{_plain(shown.inserted)}+}}", style="green")
+                text.append(_plain(shown.after[:20]) + "\n", style="dim")
+            for warning in one.stripped.warnings:
+                text.append(f"   {warning}\n", style="yellow")
+        text.append(f"{plural(len(tried), 'request')}, {plural(sum(len(one.stripped.edits) for one in tried), 'edit')}")
+        return text
+
+    return draw
+
+
+def _headline(one: _Tried) -> str:
+    stripped = one.stripped
+    words = [one.captured.path, stripped.client or "unknown client"]
+    if stripped.side:
+        words.append(f"{stripped.side} request")
+    words.append(plural(len(stripped.edits), "edit"))
+    if one.before_ratio is not None and one.after_ratio is not None:
+        words.append(f"common prefix {one.before_ratio:.3f} -> {one.after_ratio:.3f}")
+    return " | ".join(words)
+
+
+def _plain(text: str) -> str:
+    """A piece of a body, shortened, without what would move the cursor."""
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return shown if len(shown) <= 200 else f"{shown[:140]} ... {shown[-40:]}"

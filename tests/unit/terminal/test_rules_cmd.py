@@ -1,0 +1,131 @@
+"""Tests of `kvstack rules list` and `kvstack rules test`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstack.terminal.cli import main
+
+SYSTEM = 'You help.\n```json\n{{\n  "schema": "openclaw.inbound_meta.v1",\n  "message_id": "{id}"\n}}\n```\n'
+
+
+@pytest.fixture(autouse=True)
+def no_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stack runs, whatever runs on this machine."""
+    for name in ("XDG_STATE_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "state"))
+
+
+def run(*arguments: str) -> int:
+    """Run the command line in this process; give its exit code."""
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    assert isinstance(leaving.value.code, int)
+    return leaving.value.code
+
+
+def conversation(path: Path) -> Path:
+    """Write two requests whose system text differs in an id."""
+    turns = [{"role": "user", "content": "[Wed 2026-02-18 20:48 UTC] hi"}, {"role": "assistant", "content": "yes"}]
+    bodies = [
+        {"messages": [{"role": "system", "content": SYSTEM.format(id=n)}, *turns[: 2 * n - 1], *turns[:1][: n - 1]]}
+        for n in (1, 2)
+    ]
+    rows = [{"path": "/v1/chat/completions", "headers": {}, "body": body} for body in bodies]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
+    return path
+
+
+def envelope(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The JSON envelope that was printed."""
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_list_without_a_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    """The packed rules with their default switches; how often they acted is not known."""
+    assert run("rules", "list", "--json") == 0
+    rules = {rule["name"]: rule for rule in envelope(capsys)["data"]["rules"]}
+    assert rules["openclaw.timestamps"] == {
+        "name": "openclaw.timestamps",
+        "client": "any",
+        "where": "user head",
+        "action": "drop",
+        "origin": "openclaw 1",
+        "active": True,
+        "switch": "strip_timestamps",
+        "summary": rules["openclaw.timestamps"]["summary"],
+        "hits": None,
+    }
+
+
+def test_list_of_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Switches, disabled rules and the user's own ones show."""
+    config = tmp_path / "kv.toml"
+    config.write_text(
+        '[server]\nurl = "http://127.0.0.1:9"\n[proxy]\nstrip_timestamps = false\n[rules]\ndisable = ["pi.date"]\n'
+        '[[rules.add]]\nname = "mine"\nwhere = "user head"\naction = "drop"\npattern = "at {time}: "\n',
+        "utf-8",
+    )
+    assert run("rules", "list", str(config)) == 0
+    text = capsys.readouterr().out
+    assert "off  openclaw.timestamps" in text
+    assert "off  pi.date" in text
+    assert "on   mine  (user head, drop, for any, from config)" in text
+
+
+def test_list_of_an_unknown_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that is neither a file nor a running stack is said to be none."""
+    assert run("rules", "list", "nowhere") == 4
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_captured_conversation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every edit is shown, and what consecutive requests share before and after."""
+    file = conversation(tmp_path / "captured.jsonl")
+    assert run("rules", "test", str(file), "--json") == 0
+    first, second = envelope(capsys)["data"]["requests"]
+    assert first["client"] == "openclaw"
+    assert first["stripped"] == {"ts_removed": 1, "msg_ids_removed": 1, "items_modified": 2}
+    assert first["common_prefix_ratio"] == {"before": None, "after": None}
+    assert second["common_prefix_ratio"]["after"] == 1.0
+    assert second["common_prefix_ratio"]["before"] < 0.9
+    assert {edit["removed"] for edit in first["edits"]} == {
+        "[Wed 2026-02-18 20:48 UTC] ",
+        ',\\n  \\"message_id\\": \\"1\\"',
+    }
+    assert run("rules", "test", str(file)) == 0
+    assert "[-[Wed 2026-02-18 20:48 UTC] -]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"messages": []}, "/v1/chat/completions"),
+        ({"input": "x"}, "/v1/responses"),
+        ({"system": "s", "messages": []}, "/v1/messages"),
+        ({"prompt": "x"}, "/completion"),
+    ],
+)
+def test_a_bare_body_tells_its_dialect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: dict[str, Any], path: str
+) -> None:
+    """A file with nothing but a body is enough."""
+    file = tmp_path / "body.json"
+    file.write_text(json.dumps(body, indent=2), "utf-8")
+    assert run("rules", "test", str(file), "--json") == 0
+    assert [request["path"] for request in envelope(capsys)["data"]["requests"]] == [path]
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{broken", '{"a": 1}\n{broken'])
+def test_files_that_hold_no_request(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """What is no request is a usage error with the reason."""
+    file = tmp_path / "bad.jsonl"
+    file.write_text(text, "utf-8")
+    assert run("rules", "test", str(file)) == 2
+    assert capsys.readouterr().err
+    assert run("rules", "test", str(tmp_path / "missing.json")) == 2
