@@ -52,7 +52,7 @@ _HEADLINES = {
     "HIT": "The cache worked: only what is new was evaluated.",
     "WARM": "The cache worked: a new conversation found its prefix evaluated already.",
     "RESTORED": "The cache worked: the conversation came back from the RAM cache.",
-    "PARTIAL": "The cache worked for the beginning of the prompt only: the rest differs from what was there.",
+    "PARTIAL": "The prompt leaves early what was in the cache: the rest had to be evaluated.",
     "COLD": "Nothing of this prompt was in the cache.",
     "EVICTED": "The conversation had lost its place in the cache.",
     "REPROCESS": "The server found the prompt's beginning, but could not keep it.",
@@ -189,8 +189,12 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
     if row.saved_s:
         yield f"The cache saved {_seconds(row.saved_s)} of prefill."
     if row.lost_tokens:
-        spent = f", {_seconds(row.cost_s)}" if row.cost_s is not None else ""
-        yield f"{_tokens(row.lost_tokens).capitalize()} were evaluated that could have been cached{spent}."
+        spent = f", which took {_seconds(row.cost_s)}" if row.cost_s is not None else ""
+        if row.verdict == "COLD":
+            yield f"{_tokens(row.lost_tokens)} were evaluated{spent}."
+            yield "A warm-up does that beforehand for what requests share."
+        else:
+            yield f"{_tokens(row.lost_tokens)} were evaluated that could have been cached{spent}."
     if row.ttft_ms is not None:
         yield f"The first token came after {_seconds(row.ttft_ms / 1000)}."
     if rate is not None and (row.saved_s or row.lost_tokens):

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstack.core.join import Join
 from kvstack.core.lifecycle import State
+from kvstack.core.stats import decode_by_context
 from kvstack.core.views import LogView, RamCacheView, RequestRow, ServerView, SlotView, Totals, WarmupView
 
 __all__ = ["Snapshot", "add_notice"]
@@ -106,6 +107,10 @@ class Snapshot:
             },
             "totals": _totals_dict(self.totals),
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "decode_by_context": [
+                {"up_to_tokens": one.up_to_tokens, "requests": one.requests, "tokens_per_s": one.tokens_per_s}
+                for one in decode_by_context(self.requests)
+            ],
             "slots": [_slot_dict(slot, self) for slot in self.slots],
             "ram_cache": {
                 "prompts": self.ram_cache.prompts,

@@ -285,10 +285,18 @@ def _rejoin(snapshot: Snapshot, requests: Iterable[int]) -> Snapshot:
     """
     join, changed = settle(snapshot.join, snapshot.requests)
     if join is not snapshot.join:
+        join = _claim_late_warmup(join, snapshot.warmup)
         snapshot = replace(snapshot, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed))
     for request in dict.fromkeys([*requests, *sorted(changed)]):
         snapshot = _recompose(snapshot, request)
     return snapshot
+
+
+def _claim_late_warmup(join: Join, warmup: WarmupView) -> Join:
+    # The log may lag behind, and the warm-up's task be taken for the first request's until that has its own.
+    if warmup.outcome != "done" or any(task.is_warmup for task in join.tasks):
+        return join
+    return claim_warmup(join, warmup.evaluated_tokens, warmup.prompt_tokens)
 
 
 def _recompose(snapshot: Snapshot, request: int) -> Snapshot:
@@ -315,16 +323,15 @@ def _composed(snapshot: Snapshot, row: RequestRow) -> RequestRow:
         boundary_tokens=snapshot.warmup.boundary_tokens,
         log_is_read=join.facts > 0,
     )
-    rate = join.prefill_tokens_per_s
-    if rate is None and row.prefill_ms and row.evaluated_tokens:
-        rate = row.evaluated_tokens * 1000.0 / row.prefill_ms
+    # What was lost was evaluated by this very request: its own rate is the best.
+    own = row.evaluated_tokens * 1000.0 / row.prefill_ms if row.evaluated_tokens and row.prefill_ms else None
     return replace(
         row,
         verdict=judgement.verdict,
         cause=judgement.cause,
         lost_tokens=judgement.lost_tokens,
-        cost_s=_seconds(judgement.lost_tokens, rate),
-        saved_s=_seconds(row.cached_tokens, rate),
+        cost_s=_seconds(judgement.lost_tokens, own or join.prefill_tokens_per_s),
+        saved_s=_seconds(row.cached_tokens, join.prefill_tokens_per_s or own),
         processed_tokens=None,
         settled=row.api is None
         or row.phase == "failed"
@@ -388,6 +395,8 @@ def _log_fact(snapshot: Snapshot, event: LogFactSeen) -> Snapshot:
         snapshot = _new_run(snapshot, event.run)
     fact = event.fact
     join = fold(snapshot.join, fact, snapshot.requests, warming=snapshot.state is State.WARMING)
+    if isinstance(fact, facts.SlotReleased):
+        join = _claim_late_warmup(join, snapshot.warmup)
     snapshot = replace(
         snapshot,
         join=join,

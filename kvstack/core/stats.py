@@ -1,21 +1,20 @@
 """
-Small statistics over remembered requests: quantiles, and decode speed against context length.
+Small statistics over remembered requests: decode speed against context length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvstack.core.views import RequestRow
 
-__all__ = ["CONTEXT_EDGES_TOKENS", "SpeedAtContext", "decode_by_context", "quantile"]
+__all__ = ["SpeedAtContext", "decode_by_context"]
 
-CONTEXT_EDGES_TOKENS = (2_048, 8_192, 16_384, 32_768, 65_536, 131_072, 262_144)
-"""Upper ends of the context lengths that are told apart; longer ones share the last group."""
+_FROM_TOKENS = 8
+"""A few tokens say nothing of a speed."""
 
-_SPEED_FROM_TOKENS = 8
-"""Shorter answers measure noise."""
+_SHORTEST_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,36 +23,14 @@ class SpeedAtContext:
     Decode speed of the requests in one range of context lengths.
 
     Attributes:
-        up_to_tokens: Upper end of the range; None for the last one, which is open.
+        up_to_tokens: Upper end of the range, a power of two; the next smaller one is its lower end.
         requests: How many requests it is made of.
-        tokens_per_s: Their median.
+        tokens_per_s: Their tokens over their time.
     """
 
-    up_to_tokens: int | None
+    up_to_tokens: int
     requests: int
     tokens_per_s: float
-
-
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """
-    The value that a share of all values does not exceed, between neighbours interpolated.
-
-    Args:
-        values: In any order.
-        share: 0 to 1; 0.5 is the median.
-
-    Returns:
-        None if there are no values.
-    """
-    if not 0.0 <= share <= 1.0:
-        raise ValueError("a share is between 0 and 1")
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def decode_by_context(rows: Iterable[RequestRow]) -> tuple[SpeedAtContext, ...]:
@@ -63,16 +40,15 @@ def decode_by_context(rows: Iterable[RequestRow]) -> tuple[SpeedAtContext, ...]:
     Returns:
         One entry per range that has requests, shortest contexts first.
     """
-    groups: dict[int | None, list[float]] = {}
+    sums: dict[int, tuple[int, int, float]] = {}
     for row in rows:
-        speed, prompt, generated = row.decode_tokens_per_s, row.prompt_tokens, row.generated_tokens
-        if speed is None or prompt is None or generated is None or generated < _SPEED_FROM_TOKENS:
+        prompt, generated = row.prompt_tokens, row.generated_tokens
+        if not row.decode_ms or not prompt or not generated or generated < _FROM_TOKENS:
             continue
-        edge = next((edge for edge in CONTEXT_EDGES_TOKENS if prompt + generated <= edge), None)
-        groups.setdefault(edge, []).append(speed)
-    found: list[SpeedAtContext] = []
-    for edge in (*CONTEXT_EDGES_TOKENS, None):
-        median = quantile(groups.get(edge, ()), 0.5)
-        if median is not None:
-            found.append(SpeedAtContext(edge, len(groups[edge]), median))
-    return tuple(found)
+        edge = max(_SHORTEST_TOKENS, 1 << (prompt + generated - 1).bit_length())
+        count, tokens, spent_ms = sums.get(edge, (0, 0, 0.0))
+        sums[edge] = count + 1, tokens + generated, spent_ms + row.decode_ms
+    return tuple(
+        SpeedAtContext(edge, count, tokens * 1000.0 / spent_ms)
+        for edge, (count, tokens, spent_ms) in sorted(sums.items())
+    )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, Snapshot
+from kvstack.core.stats import decode_by_context
 from kvstack.terminal.figures import duration, one_line, percent, plural, seconds, tokens
 
 __all__ = [
@@ -96,15 +97,7 @@ def decode_speed_by_context(rows: Iterable[RequestRow]) -> list[tuple[int, float
     Returns:
         For each power of two that contexts lie below, in tokens, the decode speed in tokens per second.
     """
-    sums: dict[int, tuple[int, float]] = {}
-    for row in rows:
-        # A few tokens say nothing of a speed.
-        if not row.decode_ms or not row.prompt_tokens or not row.generated_tokens or row.generated_tokens < 8:
-            continue
-        limit = max(1024, 1 << (row.prompt_tokens + row.generated_tokens - 1).bit_length())
-        generated, spent_ms = sums.get(limit, (0, 0.0))
-        sums[limit] = generated + row.generated_tokens, spent_ms + row.decode_ms
-    return [(limit, generated * 1000 / spent_ms) for limit, (generated, spent_ms) in sorted(sums.items())]
+    return [(one.up_to_tokens, one.tokens_per_s) for one in decode_by_context(rows)]
 
 
 def state_sentence(snapshot: Snapshot, now_s: float) -> str:

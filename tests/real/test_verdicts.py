@@ -110,19 +110,17 @@ def test_growing(kind: str, llama_server: Path, model_path: dict[str, Path], tmp
 def test_id_at_fifteen_percent(kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path) -> None:
     """A new id in each system prompt: a dense model keeps what stands before it, the others nothing at all."""
     with a_stack(tmp_path, llama_server, model_path[kind]) as stack:
+        talk = Talk(stack, "")
         timings = []
         for number in range(3):
-            talk = Talk(stack, system("the house", stamp=UUID.format(number * 123_456_789)))
-            talk.messages += [
-                {"role": "user", "content": "Question 0"},
-                {"role": "assistant", "content": "Answer 0"},
-            ] * number
-            timings.append(talk.say("What is next?"))
+            talk.messages[0]["content"] = system("the house", stamp=UUID.format(number * 123_456_789))
+            timings.append(talk.say(f"Question {number}: what is next?"))
         rows = settled(stack, 3)
         check_figures(rows, timings)
         check_log(stack)
     assert [row["verdict"] for row in rows] == ["COLD", "PARTIAL", "PARTIAL"]
     for row in rows[1:]:
+        assert row["cause"].startswith("id in messages[0].content @")
         assert 0.1 < row["lcp_similarity_ratio"] < 0.2
         assert (row["cached_tokens"] > 0) == (kind == "dense")
         assert row["evaluated_tokens"] > 0.8 * row["prompt_tokens"]

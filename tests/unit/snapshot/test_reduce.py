@@ -56,6 +56,7 @@ def test_a_fresh_snapshot_says_nothing_it_does_not_know() -> None:
     assert shape["server"]["pid"] is None
     assert shape["server"]["ctx_per_slot"] is None
     assert shape["state"] == "stopped"
+    assert shape["decode_by_context"] == []
     assert shape["requests"] == []
 
 

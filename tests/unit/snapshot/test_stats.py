@@ -1,40 +1,32 @@
-"""Quantiles, and decode speed against context length."""
+"""Decode speed against context length."""
 
 from __future__ import annotations
 
-import pytest
-
-from kvstack.core.stats import SpeedAtContext, decode_by_context, quantile
+from kvstack.core.stats import SpeedAtContext, decode_by_context
 from kvstack.core.views import RequestRow
 
 
-@pytest.mark.parametrize(
-    ("values", "share", "wanted"),
-    [([], 0.5, None), ([3.0], 0.9, 3.0), ([1.0, 2.0, 9.0], 0.5, 2.0), ([4.0, 2.0], 0.5, 3.0), ([1.0, 2.0], 1.0, 2.0)],
-)
-def test_quantile(values: list[float], share: float, wanted: float | None) -> None:
-    """The usual definition, between neighbours interpolated."""
-    assert quantile(values, share) == wanted
-
-
-def test_a_share_is_a_share() -> None:
-    """Percent are refused."""
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        quantile([1.0], 50)
-
-
-def row(prompt: int, speed: float | None, generated: int = 100) -> RequestRow:
-    """A request with a decode speed."""
+def row(prompt: int, decode_ms: float | None, generated: int = 100) -> RequestRow:
+    """A request with a decode time."""
     return RequestRow(
-        1, 1.0, "POST", "/x", "chat", prompt_tokens=prompt, generated_tokens=generated, decode_tokens_per_s=speed
+        1, 1.0, "POST", "/x", "chat", prompt_tokens=prompt, generated_tokens=generated, decode_ms=decode_ms
     )
 
 
 def test_speed_by_context() -> None:
-    """Requests are grouped by the context they end at; short answers and unknown speeds are left out."""
-    rows = [row(1000, 50.0), row(1500, 54.0), row(2000, 40.0), row(300_000, 9.0), row(1000, None), row(900, 99.0, 2)]
+    """Requests are grouped by the context that they end at; short answers and unknown times are left out."""
+    rows = [
+        row(100, 500.0),
+        row(1000, 2000.0),
+        row(1948, 1000.0),
+        row(1949, 4000.0),
+        row(300_000, 10_000.0),
+        row(1000, None),
+        row(900, 50.0, 7),
+    ]
     assert decode_by_context(rows) == (
-        SpeedAtContext(2048, 2, 52.0),
-        SpeedAtContext(8192, 1, 40.0),
-        SpeedAtContext(None, 1, 9.0),
+        SpeedAtContext(1024, 1, 200.0),
+        SpeedAtContext(2048, 2, 200 / 3.0),
+        SpeedAtContext(4096, 1, 25.0),
+        SpeedAtContext(524_288, 1, 10.0),
     )

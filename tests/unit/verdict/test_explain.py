@@ -42,7 +42,7 @@ def test_a_clock_in_the_system_prompt() -> None:
     assert "sim_best 0.151" in server
     assert "no checkpoint" in server
     assert "Of 18,310 tokens in the prompt, 0 came from the cache and 18,310 were evaluated in 18.3 s." in server
-    assert "18,000 tokens were evaluated that could have been cached, 18.0 s." in part(found, "What it cost")
+    assert "18,000 tokens were evaluated that could have been cached, which took 18.0 s." in part(found, "What it cost")
     assert "`freeze`" in part(found, "What to do")
 
 

@@ -196,6 +196,22 @@ def test_a_warmup_by_hand_is_no_bypass() -> None:
     assert story.snapshot.slots[0].is_warmup
 
 
+def test_a_log_that_lags_behind_the_warmup() -> None:
+    """The warm-up's records may come when the stack is ready already, and even beside the first request."""
+    from kvstack.core.events import WarmupEnded
+
+    story = Story()
+    story.emit(WarmupEnded(story.now_s, "done", 7504, 7504, 7504.0))
+    number = story.ask()
+    story.finish(story.launch(how="lru"), 7504, 0, generated=1)
+    task = story.launch(how="lcp", similarity=0.96)
+    story.finish(task, 7766, 7494)
+    story.answer(number, 7766, 7494)
+    story.end(number)
+    assert (story.row(number).task, story.row(number).verdict) == (task, "WARM")
+    assert story.snapshot.log.unclaimed_tasks == 0
+
+
 def test_requests_beyond_what_is_kept() -> None:
     """Old requests are forgotten, the totals are not."""
     story = Story()
