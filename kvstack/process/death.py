@@ -12,7 +12,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["CAUSES", "Cause", "Death", "explain", "is_telling", "status_words"]
+__all__ = ["CAUSES", "Cause", "Death", "explain", "is_telling", "span_words", "stalled", "status_words"]
 
 FACT_LINES = 6
 LAST_LINES = 8
@@ -34,6 +34,13 @@ class Death:
     what: str
     fact: str
     next_step: str
+
+    @property
+    def brief(self) -> str:
+        """
+        The fact on one line: the exit status, and the first line that shows the cause.
+        """
+        return "; ".join(line.strip() for line in self.fact.splitlines()[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +317,32 @@ def explain(
         facts.append(f"it had started {_pids(left_behind)}, ended now")
     head = "; ".join(facts)
     return Death(what, "\n".join([*([head] if head else []), *(f"  {line}" for line in shown)]), next_step)
+
+
+def stalled(silence: str) -> Death:
+    """
+    Say that a start makes no progress.
+
+    Args:
+        silence: What does not move, and since when.
+    """
+    return Death(
+        "llama-server is stalled: its start makes no progress",
+        silence,
+        "One busy core and silence is a shader compile that hangs: try another build or driver. Loading more than 20 "
+        "GB with mmap can look like this too: set server.no_mmap = true. If it only needs longer, raise "
+        "server.stall_timeout_s.",
+    )
+
+
+def span_words(seconds: float) -> str:
+    """
+    A length of time in words.
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _cause(lines: Sequence[str]) -> Cause | None:

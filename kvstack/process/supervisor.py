@@ -25,20 +25,20 @@ stack is in `backoff`, and when it comes back it is warmed again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Literal, NoReturn
 
-from kvstack.core.events import Event, MemorySampled, Notice, ServerSpawned, StateChanged
+from kvstack.core.events import MemorySampled, Notice, ServerSpawned, StateChanged
 from kvstack.core.lifecycle import State, backoff_s, may_go
 from kvstack.errors import ChildLost, KvstackError, StartFailed
 from kvstack.process.child import Child, Remains
-from kvstack.process.death import Death, explain, is_telling
-from kvstack.process.identity import ProcessIdentity
+from kvstack.process.death import Death, explain, is_telling, span_words, stalled
+from kvstack.process.ending import CLOSE_S, SECOND_TERM_S, end_child, troubles
+from kvstack.process.launch import Hooks, Launch, Process
 from kvstack.process.pipes import RawSink
-from kvstack.process.watch import HangWatch, Progress, Sample
+from kvstack.process.waiting import StopAsked, Waiting, cancel
+from kvstack.process.watch import HangWatch, Progress
 from kvstack.upstream import Health
 
 __all__ = ["HEALTHY_RUN_S", "Hooks", "Launch", "Process", "Supervisor"]
@@ -51,120 +51,9 @@ WATCH_S = 10.0
 ATTACH_WATCH_S = 2.0
 ATTACH_PATIENCE_S = 10.0
 ATTACH_MISSES = 3
-SECOND_TERM_S = 2.0
-KILL_S = 5.0
-CLOSE_S = 2.0
 RELEASE_S = 6.0
 ATTACH_RELEASE_S = 60.0
 SAY_SILENT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """
-    What to start, and how patiently.
-
-    Attributes:
-        argv: Program and arguments.
-        display: The same with secrets masked.
-        env: The child's whole environment.
-        host: Address that it will listen on.
-        port: Port that it will listen on.
-        max_restarts: Budget of restarts.
-        stall_timeout_s: How long a start may show no progress, in seconds.
-        stop_timeout_s: How long the child gets to end by itself, in seconds.
-        watchdog: Whether a server that hangs is started again.
-        hang_timeout_s: How long a busy slot may make no progress, in seconds.
-    """
-
-    argv: tuple[str, ...]
-    display: tuple[str, ...]
-    env: Mapping[str, str]
-    host: str
-    port: int
-    max_restarts: int
-    stall_timeout_s: float
-    stop_timeout_s: float
-    watchdog: bool = False
-    hang_timeout_s: float = 180.0
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """
-    What the supervisor asks of the rest of the stack.
-
-    Attributes:
-        publish: Takes an event.
-        output: Takes whole lines of the child's output, and the run's number.
-        health: Asks `/health`.
-        verify: Gets the child's pid (0 where attached); raises StartFailed if the server that answers is not ours, or
-            is not what the config asks for.
-        warm: Warms up; a failed warm-up is the hook's to report.
-        release_upstream: Closes the connections to the server: with a request in flight it would not follow a SIGTERM.
-            May let them end by themselves for `stop_timeout_s` first.
-        spawned: Takes the new child's identity.
-        busy: Tells of the slots, see `kvstack.process.watch.HangWatch.observe`; None if nobody can.
-    """
-
-    publish: Callable[[Event], None]
-    output: Callable[[bytes, int], None]
-    health: Callable[[], Awaitable[Health]]
-    verify: Callable[[int], Awaitable[None]]
-    warm: Callable[[], Awaitable[None]]
-    release_upstream: Callable[[], Awaitable[None]]
-    spawned: Callable[[ProcessIdentity], None]
-    busy: Callable[[], Awaitable[Hashable | None]] | None = None
-
-
-class Process(Protocol):
-    """
-    What the supervisor needs of a child; `kvstack.process.child.Child` is one.
-    """
-
-    pid: int
-    identity: ProcessIdentity
-    exited: asyncio.Future[int]
-
-    @property
-    def log_bytes(self) -> int:
-        """
-        Output so far, in bytes.
-        """
-
-    async def sample(self) -> Sample | None:
-        """
-        Look at it.
-        """
-
-    async def refresh(self) -> None:
-        """
-        Find all that it has started.
-        """
-
-    def terminate(self) -> None:
-        """
-        Ask it to end.
-        """
-
-    def kill(self) -> None:
-        """
-        End it.
-        """
-
-    async def gone(self) -> None:
-        """
-        Wait until it and all that it started have ended.
-        """
-
-    async def close(self, timeout_s: float) -> Remains:
-        """
-        Tidy up after it.
-        """
-
-
-class _StopAsked(Exception):
-    """Somebody called `stop`."""
 
 
 class _Exited(Exception):
@@ -225,9 +114,7 @@ class Supervisor:
         self._attach_patience_s = attach_patience_s
         self._release_timeout_s = RELEASE_S + (launch.stop_timeout_s if launch is not None else ATTACH_RELEASE_S)
         self._changed = asyncio.Event()
-        self._stop_asked = asyncio.Event()
-        self._stop_reason = ""
-        self._kill_asked = asyncio.Event()
+        self._waiting = Waiting(sleep)
         self._was_ready = False
         self._ready_at_s: float | None = None
 
@@ -241,16 +128,19 @@ class Supervisor:
         """
         try:
             await (self._attached() if self._launch is None else self._supervised(self._launch))
-        except _StopAsked:
+        except StopAsked:
             if self.state is not State.STOPPING:
-                self._go(State.STOPPING, self._stop_reason)
-                await self._release()
-            self._go(State.STOPPED, self._stop_reason)
+                self._go(State.STOPPING, self._waiting.reason)
+                await self._waiting.within(self._hooks.release_upstream(), self._release_timeout_s)
+            self._go(State.STOPPED, self._waiting.reason)
         except KvstackError as error:
             self._go(State.FAILED, error.what)
             raise
         except BaseException:  # cancelled, or a fault of our own; no child lives any more
-            self._go(State.FAILED, "another part of kvstack failed")
+            if self.state is State.STOPPING:
+                self._go(State.STOPPED, self._waiting.reason)
+            else:
+                self._go(State.FAILED, "another part of kvstack failed")
             raise
 
     async def wait_ready(self, timeout_s: float) -> bool:
@@ -263,7 +153,7 @@ class Supervisor:
         Returns:
             False if that took too long, or if it will not happen any more.
         """
-        deadline = asyncio.ensure_future(self._nap(timeout_s))
+        deadline = asyncio.ensure_future(self._waiting.nap(timeout_s))
         try:
             while self.state is not State.READY:
                 if deadline.done() or self.state in {State.STOPPING, State.FAILED} or self._over():
@@ -272,10 +162,10 @@ class Supervisor:
                 try:
                     await asyncio.wait({changed, deadline}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    await _cancel(changed)
+                    await cancel(changed)
             return True
         finally:
-            await _cancel(deadline)
+            await cancel(deadline)
 
     def stop(self, reason: str) -> None:
         """
@@ -284,16 +174,14 @@ class Supervisor:
         Args:
             reason: Why, in a few words.
         """
-        if not self._stop_asked.is_set():
-            self._stop_reason = reason
-            self._stop_asked.set()
+        self._waiting.ask_stop(reason)
 
     def kill(self) -> None:
         """
         End the child now, without asking it.
         """
-        self.stop("killed")
-        self._kill_asked.set()
+        self._waiting.ask_stop("killed")
+        self._waiting.ask_kill()
 
     # The states
 
@@ -306,26 +194,27 @@ class Supervisor:
             self._ready_at_s = None
             self._go(State.STARTING, reason)
             death = await self._one_child(launch, run)
-            self._check_stop()
+            self._waiting.check_stop()
             if not self._was_ready:
                 raise StartFailed(death.what, death.fact, death.next_step)
             ready_s = self._ready_for_s()
             if ready_s is not None and ready_s >= HEALTHY_RUN_S:
                 used = 0
             if used >= launch.max_restarts:
-                raise ChildLost(death.what, _with_budget(death.fact, launch.max_restarts), death.next_step)
+                budget = f"all {used} restarts are used up" if used else "server.max_restarts is 0"
+                raise ChildLost(death.what, "; ".join(filter(None, (budget, death.fact))), death.next_step)
             used += 1
             wait_s = backoff_s(used)
-            after = "before it was ready again" if ready_s is None else f"after {_span(ready_s)} of service"
+            after = "before it was ready again" if ready_s is None else f"after {span_words(ready_s)} of service"
             reason = f"{death.what}, {after}: restart {used} of {launch.max_restarts}"
-            self._notice("error", f"{reason} ({_one_line(death.fact)})" if death.fact else reason)
+            self._notice("error", f"{reason} ({death.brief})" if death.fact else reason)
             self._go(State.BACKOFF, f"{reason} in {wait_s:g} s")
-            await self._unless_stopped(self._nap(wait_s))
+            await self._waiting.unless_stopped(self._waiting.nap(wait_s))
             self.restarts += 1
 
     async def _one_child(self, launch: Launch, run: int) -> Death:
         """From the spawn of one child to its end, which is described; no child lives afterwards."""
-        self._check_stop()
+        self._waiting.check_stop()
         try:
             child = self._spawn(launch, run)
         except OSError as error:
@@ -349,18 +238,17 @@ class Supervisor:
             except _Unwell as unwell:
                 death = unwell.death
                 await self._end(child, SECOND_TERM_S)
-            except _StopAsked:
-                self._go(State.STOPPING, self._stop_reason)
+            except StopAsked:
+                self._go(State.STOPPING, self._waiting.reason)
                 await self._end(child, launch.stop_timeout_s)
+                await self._tidy_up(child)
                 closed = True
-                self._check_remains(await child.close(CLOSE_S))
                 raise
             except StartFailed as error:  # the server that answers is not ours, or not what the config asks for
                 await self._end(child, launch.stop_timeout_s)
                 death = Death(error.what, error.fact, error.next_step)
+            remains = await self._tidy_up(child)
             closed = True
-            remains = await child.close(CLOSE_S)
-            self._check_remains(remains)
             return death or self._explain(remains)
         finally:
             if not closed:  # cancelled, or a fault of our own: whatever it is, no child stays behind
@@ -382,23 +270,23 @@ class Supervisor:
             await self._during(child, observer, self._watch(launch))
             raise AssertionError("the watch over a ready server ends only with it")
         finally:
-            await _cancel(observer)
+            await cancel(observer)
 
     async def _attached(self) -> NoReturn:
         reason = "attach"
         while True:
             self._go(State.STARTING, reason)
             self._go(State.LOADING, "waiting for the server")
-            await self._unless_stopped(self._until_attached())
-            await self._unless_stopped(self._hooks.verify(0))
+            await self._waiting.unless_stopped(self._until_attached())
+            await self._waiting.unless_stopped(self._hooks.verify(0))
             self._go(State.WARMING, "the prefix is being evaluated")
-            await self._unless_stopped(self._hooks.warm())
+            await self._waiting.unless_stopped(self._hooks.warm())
             self._was_ready = True
             self._go(State.READY, "serving")
-            await self._unless_stopped(self._until_missed())
+            await self._waiting.unless_stopped(self._until_missed())
             self._notice("error", "The server does not answer any more: waiting until it is back")
             self._go(State.BACKOFF, "the server does not answer")
-            await self._unless_stopped(self._until_back())
+            await self._waiting.unless_stopped(self._until_back())
             self.restarts += 1
             reason = "the server is back"
 
@@ -468,7 +356,7 @@ class Supervisor:
             if self.state not in {State.LOADING, State.WARMING}:
                 continue
             if progress.observe(now_s, child.log_bytes, sample):
-                raise _Unwell(_stall(progress, now_s))
+                raise _Unwell(stalled(progress.describe(now_s)))
             told_s = max(told_s, progress.since_s)
             if now_s - told_s >= SAY_SILENT_S:
                 told_s = now_s
@@ -481,31 +369,19 @@ class Supervisor:
     # The end of a child
 
     async def _end(self, child: Process, patience_s: float) -> None:
-        """Ask, ask again, end: returns when the child is gone, or when nothing more can be done."""
-        await self._within(child.refresh(), CLOSE_S)
-        if not self._kill_asked.is_set():
-            # Before the first signal: a server that is asked to end waits for its clients.
-            await self._release()
-            for wait_s in (patience_s, SECOND_TERM_S):
-                child.terminate()
-                if await self._within(child.gone(), wait_s):
-                    return
-                if self._kill_asked.is_set():
-                    break
-        child.kill()
-        if not await self._within(child.gone(), KILL_S, killable=False):
-            self._notice(
-                "error", f"llama-server (pid {child.pid}) does not end: the kernel holds it, perhaps in a driver"
-            )
+        await end_child(
+            child,
+            self._waiting,
+            self._hooks.release_upstream,
+            release_timeout_s=self._release_timeout_s,
+            patience_s=patience_s,
+        )
 
-    async def _release(self) -> None:
-        await self._within(self._hooks.release_upstream(), self._release_timeout_s)
-
-    def _check_remains(self, remains: Remains) -> None:
-        if remains.dropped_bytes:
-            self._notice("warning", f"{remains.dropped_bytes} bytes of log came too fast to be shown: see the raw log")
-        if remains.survivors:
-            self._notice("error", f"These processes could not be ended: {', '.join(map(str, remains.survivors))}")
+    async def _tidy_up(self, child: Process) -> Remains:
+        remains = await child.close(CLOSE_S)
+        for level, text in troubles(child.pid, remains):
+            self._notice(level, text)
+        return remains
 
     def _explain(self, remains: Remains) -> Death:
         telling = remains.telling_lines
@@ -520,65 +396,19 @@ class Supervisor:
             left_behind=remains.left_behind,
         )
 
-    # Waiting
-
     async def _during(self, child: Process, observer: asyncio.Future[None], work: Awaitable[None]) -> None:
         """Do *work* as long as the child lives, moves, and nobody asks to stop."""
-        task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        try:
-            waited: set[asyncio.Future[Any]] = {task, stop, observer, child.exited}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            self._check_stop()
-            if child.exited.done():
-                raise _Exited
-            if observer.done():
-                observer.result()
-            task.result()
-        finally:
-            await _cancel(task)
-            await _cancel(stop)
-
-    async def _unless_stopped(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        try:
-            waited: set[asyncio.Future[Any]] = {task, stop}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            self._check_stop()
-            task.result()
-        finally:
-            await _cancel(task)
-            await _cancel(stop)
-
-    async def _within(self, work: Awaitable[None], wait_s: float, *, killable: bool = True) -> bool:
-        """Whether *work* was done in time, and before somebody lost patience."""
-        task = asyncio.ensure_future(_awaited(work))
-        deadline = asyncio.ensure_future(self._nap(wait_s))
-        kill = asyncio.ensure_future(self._kill_asked.wait())
-        try:
-            waited: set[asyncio.Future[Any]] = {task, deadline, kill} if killable else {task, deadline}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-                return True
-            return False
-        finally:
-            for future in (task, deadline, kill):
-                await _cancel(future)
-
-    async def _nap(self, wait_s: float) -> None:
-        await self._sleep(wait_s)
-
-    def _check_stop(self) -> None:
-        if self._stop_asked.is_set():
-            raise _StopAsked
+        await self._waiting.unless_stopped(work, child.exited, observer)
+        if child.exited.done():
+            raise _Exited
+        if observer.done():
+            observer.result()
 
     def _ready_for_s(self) -> float | None:
         return None if self._ready_at_s is None else self._clock() - self._ready_at_s
 
     def _over(self) -> bool:
-        return self.state is State.STOPPED and self._stop_asked.is_set()
+        return self.state is State.STOPPED and self._waiting.stop_asked()
 
     # The one place where the state changes
 
@@ -595,42 +425,3 @@ class Supervisor:
 
     def _spawn_child(self, launch: Launch, run: int) -> Process:
         return Child(launch.argv, launch.env, run, self._raw_log, self._hooks.output)
-
-
-def _stall(progress: Progress, now_s: float) -> Death:
-    return Death(
-        "llama-server is stalled: its start makes no progress",
-        progress.describe(now_s),
-        "One busy core and silence is a shader compile that hangs: try another build or driver. Loading more than 20 "
-        "GB with mmap can look like this too: set server.no_mmap = true. If it only needs longer, raise "
-        "server.stall_timeout_s.",
-    )
-
-
-def _with_budget(fact: str, max_restarts: int) -> str:
-    budget = f"all {max_restarts} restarts are used up" if max_restarts else "server.max_restarts is 0"
-    return f"{budget}; {fact}" if fact else budget
-
-
-def _one_line(fact: str) -> str:
-    return "; ".join(line.strip() for line in fact.splitlines()[:2])
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-async def _awaited(work: Awaitable[None]) -> None:
-    await work
-
-
-async def _cancel(future: asyncio.Future[Any]) -> None:
-    if not future.done():
-        future.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await future
-    elif not future.cancelled():
-        future.exception()  # seen, so that nobody complains about it later

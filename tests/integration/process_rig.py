@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
@@ -148,3 +150,14 @@ def lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def port_is_free(port: int) -> bool:
+    """Whether nobody listens on a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def threads_left() -> list[str]:
+    """Names of the pump and wait threads that still run."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kvstack-")]

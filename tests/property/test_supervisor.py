@@ -72,6 +72,7 @@ class Machine(RuleBasedStateMachine):
         self.backoffs: list[float] = []
         self.error: BaseException | None = None
         self.finished = False
+        self.cancelled = False
 
     @initialize(
         max_restarts=st.integers(0, 3),
@@ -169,7 +170,7 @@ class Machine(RuleBasedStateMachine):
     async def life(self) -> None:
         try:
             await self.supervisor.run()
-        except KvstackError as error:
+        except (KvstackError, asyncio.CancelledError) as error:
             self.error = error
         self.finished = True
 
@@ -262,6 +263,17 @@ class Machine(RuleBasedStateMachine):
             self.supervisor.kill()
             self.settle()
 
+    @rule(patience=st.integers(0, 9))
+    def cancel(self, patience: int) -> None:
+        """Another part of kvstack fails, seldom: the supervisor is cancelled, wherever it is."""
+        if (patience == 9 or (self.stop_asked and patience > 4)) and not self.finished:
+            was_stopping = self.history[-1] is State.STOPPING
+            self.cancelled = True
+            self.task.cancel()
+            self.settle()
+            assert self.finished, f"still {self.supervisor.state} after it was cancelled"
+            assert self.history[-1] is (State.STOPPED if was_stopping else State.FAILED)
+
     # What must hold
 
     @invariant()
@@ -284,7 +296,9 @@ class Machine(RuleBasedStateMachine):
             return
         assert all(child.closed for child in self.children)
         was_ready = State.READY in self.history
-        if self.error is None:
+        if self.cancelled:
+            assert isinstance(self.error, asyncio.CancelledError)
+        elif self.error is None:
             assert self.stop_asked
             assert self.history[-1] is State.STOPPED
         else:

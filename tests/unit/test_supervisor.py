@@ -433,6 +433,23 @@ async def test_cancelled_from_outside() -> None:
     assert world.states[-1] is State.FAILED
 
 
+async def test_cancelled_while_stopping() -> None:
+    """A cancellation in the middle of an orderly stop ends the child at once, and the stack is stopped."""
+    world = World()
+    world.terms_needed = None
+    async with world.running() as task:
+        await world.wait(1)
+        world.supervisor.stop("asked")
+        await world.wait(1)
+        assert world.supervisor.state is State.STOPPING
+        assert world.children[0].alive
+        task.cancel()
+        await world.settle()
+        assert task.cancelled()
+        assert not world.children[0].alive
+    assert world.states[-1] is State.STOPPED
+
+
 async def test_wait_ready() -> None:
     """Who waits for ready gets it, or is sent away in time, or at once where it will not come any more."""
     world = World()

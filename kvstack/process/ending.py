@@ -1,0 +1,76 @@
+"""
+How a child is ended: asked, asked again, ended, and tidied up after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from kvstack.process.child import Remains
+from kvstack.process.launch import Process
+from kvstack.process.waiting import Waiting
+
+__all__ = ["CLOSE_S", "SECOND_TERM_S", "end_child", "troubles"]
+
+SECOND_TERM_S = 2.0
+"""How long a child gets after the second SIGTERM, at which a llama-server ends at once."""
+
+KILL_S = 5.0
+CLOSE_S = 2.0
+
+
+async def end_child(
+    child: Process,
+    waiting: Waiting,
+    release: Callable[[], Awaitable[None]],
+    *,
+    release_timeout_s: float,
+    patience_s: float,
+) -> bool:
+    """
+    End a child and all that it has started.
+
+    Args:
+        child: Whom.
+        waiting: Tells when somebody loses patience: then nobody is asked any more.
+        release: Closes the connections to it.  Comes before the first signal: with a request in flight, a llama-server
+            that is asked to end waits for that client.
+        release_timeout_s: How long *release* may take, in seconds.
+        patience_s: How long the child gets after the first SIGTERM, in seconds.
+
+    Returns:
+        Whether it has ended; if not, the kernel holds it.
+    """
+    await waiting.within(child.refresh(), CLOSE_S)
+    if not waiting.kill_asked():
+        await waiting.within(release(), release_timeout_s)
+        for wait_s in (patience_s, SECOND_TERM_S):
+            child.terminate()
+            if await waiting.within(child.gone(), wait_s):
+                return True
+            if waiting.kill_asked():
+                break
+    child.kill()
+    return await waiting.within(child.gone(), KILL_S, killable=False)
+
+
+def troubles(pid: int, remains: Remains) -> list[tuple[Literal["warning", "error"], str]]:
+    """
+    What a person should know of a child's end besides its cause: level and text.
+
+    Args:
+        pid: The child's process id.
+        remains: What was found when it was tidied up after.
+    """
+    found: list[tuple[Literal["warning", "error"], str]] = []
+    if remains.returncode is None:
+        text = f"llama-server (pid {pid}) does not end: the kernel holds it, perhaps in a driver"
+        found.append(("error", text))
+    others = [survivor for survivor in remains.survivors if survivor != pid]
+    if others:
+        found.append(("error", f"These processes could not be ended: {', '.join(map(str, others))}"))
+    if remains.dropped_bytes:
+        text = f"{remains.dropped_bytes} bytes of log came too fast to be shown: see the raw log"
+        found.append(("warning", text))
+    return found
