@@ -114,7 +114,8 @@ class Group:
 def _guarded(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     # The death signal follows the *thread* that starts the child, so only the main thread may ask for it.
     able = _HAS_DEATH_SIGNAL and threading.current_thread() is threading.main_thread()
-    if not able or not sys.executable or not _GUARD.is_file():
+    # The interpreter may be gone: a long-lived kvstack can outlive an upgrade of its own installation.
+    if not able or not os.access(sys.executable, os.X_OK) or not _GUARD.is_file():
         return list(argv), dict(env)
     loader = [f"{name}={value}" for name, value in env.items() if name.startswith("LD_")]
     environment = {name: value for name, value in env.items() if not name.startswith("LD_")}

@@ -125,9 +125,15 @@ class Child:
             for pipe, name in ((self._group.stdout, "stdout"), (self._group.stderr, "stderr"))
         ]
         self._loop = loop
-        for pump in self._pumps:
-            pump.start()
-        threading.Thread(target=self._wait, name=f"kvstack-wait-{run}", daemon=True).start()
+        try:
+            for pump in self._pumps:
+                pump.start()
+            threading.Thread(target=self._wait, name=f"kvstack-wait-{run}", daemon=True).start()
+        except RuntimeError as error:  # no more threads: a child that nobody drains or waits for must not live
+            self._group.kill()
+            self._group.wait()
+            self._group.reap()
+            raise OSError(str(error)) from error
 
     @property
     def log_bytes(self) -> int:
@@ -156,7 +162,9 @@ class Child:
         """
         Find all that it has started, in whatever session or under whatever parent that is now.
         """
-        found = await asyncio.to_thread(lambda: descendants(self.pid) | marked(self._owner, self._serial))
+        found: set[ProcessIdentity] = set()
+        with contextlib.suppress(RuntimeError):  # no more threads: what is known already has to do
+            found = await asyncio.to_thread(lambda: descendants(self.pid) | marked(self._owner, self._serial))
         self._family = frozenset(self._family | found) - {self.identity}
 
     def terminate(self) -> None:

@@ -91,19 +91,23 @@ class Outbox:
         with self._mutex:
             self._closed = True
         while self._waiting:
-            self._deliver(self._take())
+            self._hand_over(self._take())
 
     def _turn(self) -> None:
         # One slice per turn of the loop: 5 MB of log must not keep a client waiting.
+        lines = self._take()
+        if lines:
+            self._hand_over(lines)
+        with self._mutex:
+            self._scheduled = bool(self._waiting)
+        if self._scheduled:
+            self._loop.call_soon(self._turn)
+
+    def _hand_over(self, lines: bytes) -> None:
         try:
-            lines = self._take()
-            if lines:
-                self._deliver(lines)
-        finally:
-            with self._mutex:
-                self._scheduled = bool(self._waiting)
-            if self._scheduled:
-                self._loop.call_soon(self._turn)
+            self._deliver(lines)
+        except Exception as error:  # a fault in what reads the log must end neither the child nor its end
+            self._loop.call_exception_handler({"message": "The log could not be read", "exception": error})
 
     def _take(self) -> bytes:
         with self._mutex:
