@@ -30,9 +30,9 @@ from kvstack.llama.doctor import Finding, Severity, diagnose
 from kvstack.llama.doctor.facts import ServerProps
 from kvstack.llama.log import LogReader
 from kvstack.plan import Plan
-from kvstack.process.identity import ProcessIdentity, identify, is_alive, port_owners, sweep
+from kvstack.process.identity import ProcessIdentity, holds_port, identify, is_alive, port_owners, sweep
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
-from kvstack.process.watch import slots_mark
+from kvstack.process.watch import IDLE, slots_mark
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.rules import Stripped, apply_rules
 from kvstack.proxy.app import make_app
@@ -40,7 +40,7 @@ from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
 from kvstack.proxy.serve import ProxyServer, bind
 from kvstack.rundir import RawLog, RunDir, RunFile, names, new_token
-from kvstack.upstream import PROBE_TIMEOUT_S, Props, Upstream, UpstreamError
+from kvstack.upstream import PROBE_TIMEOUT_S, Health, Props, Upstream, UpstreamError
 from kvstack.warming import Warmer
 
 __all__ = ["Stack"]
@@ -271,6 +271,9 @@ class Stack:
         self._run_dir.set_server(identity.pid, identity.started_s, self._plan.command.argv[0])
 
     async def _busy(self) -> Hashable | None:
+        if not self._forward.open_requests:
+            # A look at the slots wakes the server and is a line in its log: without a request it is not worth that.
+            return IDLE if await self._upstream.health() is Health.OK else None
         try:
             answer = await self._upstream.request("GET", "/slots", timeout_s=PROBE_TIMEOUT_S)
         except UpstreamError:
@@ -295,6 +298,13 @@ class Stack:
     async def _verify(self, pid: int) -> None:
         config = self._plan.config
         ours = pid != 0  # 0: attached
+        if ours and await asyncio.to_thread(holds_port, pid, config.server.port) is False:
+            owners = sorted(await asyncio.to_thread(port_owners, config.server.port) or ())
+            raise PortTaken(
+                f"Another program answers on port {config.server.port}",
+                f"held by pid {', '.join(map(str, owners)) or 'unknown'}; our llama-server is pid {pid}",
+                "End it, or choose another port: `--set server.port=...`.",
+            )
         try:
             props = await self._upstream.props()
         except UpstreamError as error:
