@@ -112,3 +112,32 @@ def test_a_running_request() -> None:
     """There is no verdict yet, and none is made up."""
     story = Story()
     assert told(story, story.ask()).headline == "The request is still running."
+
+
+def test_what_the_log_told_of_a_task() -> None:
+    """Checkpoints, moved chunks, shifts, refusals and cancellations are told where they happened."""
+    slot, server = "slot x: id  0 | task {} | ", "srv  x: "
+    records = (
+        (slot + "restored context checkpoint (pos_min = 9, n_past = 2400, size = 1.0 MiB)", "at 2,400 tokens"),
+        (slot + "reusing chunk with size 700, shifting KV cache [9, 709) -> [5, 705)", "700 tokens of the old"),
+        (slot + "slot context shift, n_keep = 0, n_left = 90, n_discard = 45", "45 tokens out of the middle"),
+        (slot + "stop processing: n_tokens = 90, truncated = 1", "The context was full"),
+        (server + "task id = {}, error: request is too long", "refused the prompt: request is too long"),
+        (server + "cancel task, id_task = {}", "the client was gone"),
+    )
+    for record, sentence in records:
+        story = Story()
+        number = story.ask()
+        task = story.launch(how="lru")
+        story.log(record.format(task))
+        story.answer(number, 5000, 4000)
+        story.end(number)
+        assert sentence in part(told(story, number), "What the server did"), record
+
+
+def test_long_times_are_minutes() -> None:
+    """Nobody reads 1,234,567 ms."""
+    row = RequestRow(1, 1.0, "POST", "/x", "chat", verdict="HIT", saved_s=1234.5, ttft_ms=900.0)
+    assert part(explain(row), "What it cost") == (
+        "The cache saved 20.6 min of prefill. The first token came after 900 ms."
+    )

@@ -221,3 +221,53 @@ def test_requests_beyond_what_is_kept() -> None:
     assert story.snapshot.requests[-1].id == 130
     assert story.snapshot.totals.requests == 130
     assert len(story.snapshot.join.tasks) <= 64
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((8, 0.0), (9, 0.0)), ((8, 0.0), (8, 0.02))])
+def test_near_misses_are_no_proof(ours: tuple[int, float], theirs: tuple[int, float]) -> None:
+    """Equal prompts are told apart by what was generated, and by hundredths of a millisecond."""
+    from kvstack.core.events import AnswerSeen
+
+    story = Story()
+    number = story.ask()
+    task = story.launch(how="lru")
+    story.log(f"slot print_timing: id  0 | task {task} | prompt eval time = {500 + theirs[1]:.2f} ms / 500 tokens (")
+    story.log(
+        f"slot print_timing: id  0 | task {task} | eval time = 16.00 ms / {theirs[0]} tokens (1 ms per token,"
+        " 1.00 tokens per second)"
+    )
+    story.log(f"slot      release: id  0 | task {task} | stop processing: n_tokens = 507, truncated = 0")
+    story.emit(AnswerSeen(number, 500, 0, 500, ours[0], 500.0 + ours[1], 16.0))
+    story.end(number)
+    assert story.row(number).task is None
+    assert story.snapshot.log.unclaimed_tasks == 1
+
+
+def test_the_slot_knows_its_checkpoints() -> None:
+    """Checkpoints come and go, and the number in the record is the truth where there is one."""
+    story = Story()
+    task = story.launch(how="lru")
+    head = f"slot create_check: id  0 | task {task} | "
+    for number in (1, 2, 3):
+        story.log(
+            f"{head}created context checkpoint {number} of 32 (pos_min = 9, pos_max = 9, n_tokens = {number * 10},"
+            " size = 0.028 MiB)"
+        )
+    assert story.snapshot.slots[0].checkpoints == 3
+    story.log(f"{head}erasing old context checkpoint (pos_min = 9, pos_max = 9, n_tokens = 10, size = 0.028 MiB)")
+    assert story.snapshot.slots[0].checkpoints == 2
+    story.log("srv  try_clear_id: purging slot 0 with 30 tokens")
+    assert story.snapshot.slots[0].checkpoints == 0
+
+
+def test_a_failed_load_from_the_ram_cache_is_no_hit() -> None:
+    """A better prompt that could not be loaded restored nothing."""
+    story = Story()
+    story.turn(1100, 0, conversation="a")
+    story.turn(900, 10, conversation="b", how="lru")
+    between = (
+        "srv          load:  - found better prompt with f_keep = 0.999, f_sim = 0.970\n"
+        "slot prompt_load: id  0 | task -1 | failed to load prompt from cache"
+    )
+    row = story.turn(1147, 10, conversation="a", items=4, how="lru", between=between)
+    assert row.verdict == "EVICTED"
