@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvstack.core.config import Config
 from kvstack.core.keylines import key_lines
-from kvstack.errors import ConfigError, Problem
+from kvstack.errors import ConfigError, ModelNotFound, Problem
 from kvstack.llama.command import Command, child_environment, server_argv
 from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
 from kvstack.process.facts import look_at_machine, look_at_model
@@ -143,9 +143,22 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
     if not dry_run:
         make_slot_directory(config)
         facts = replace(facts, machine=look_at_machine(), model=look_at_model(model) if model is not None else None)
+        _check_model(facts)
         findings = tuple(finding for finding in diagnose(facts) if finding.severity is not Severity.NOTE)
     notices = (*env_notices, *command.notices)
     return Plan(config, config_path, rules, warmup, facts, command, env, notices, findings)
+
+
+def _check_model(facts: Facts) -> None:
+    """Refuse a file that no llama-server can load, with the reason; the server's own log does not always have it."""
+    model = facts.model
+    if model is None or model.problem is None:
+        return
+    raise ModelNotFound(
+        "The model file cannot be used",
+        f"{model.path}: {model.problem}",
+        "Download it again; a download that broke off leaves such a file.",
+    )
 
 
 def _warmup_request(config: Config) -> WarmupRequest | None:

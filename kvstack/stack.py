@@ -268,6 +268,13 @@ class Stack:
 
     def _spawned(self, identity: ProcessIdentity) -> None:
         assert self._plan.command is not None
+        # Before the file: a disk that is full must not hide from the screen what is being loaded.
+        model = self._plan.model_path
+        self.bus.publish(
+            ServerDescribed(
+                time.time(), url=self._plan.config.upstream_url, model=model.name if model is not None else None
+            )
+        )
         self._run_dir.set_server(identity.pid, identity.started_s, self._plan.command.argv[0])
 
     async def _busy(self) -> Hashable | None:
