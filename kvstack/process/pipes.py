@@ -31,7 +31,12 @@ TAIL_CHARACTERS = 500
 class RawSink(Protocol):
     """
     Where the bytes go first; `kvstack.rundir.RawLog` is one.
+
+    Attributes:
+        lost_bytes: What it could not take.
     """
+
+    lost_bytes: int
 
     def write(self, data: bytes) -> None:
         """

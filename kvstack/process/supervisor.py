@@ -116,6 +116,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._waiting = Waiting(sleep)
         self._was_ready = False
+        self._lost_told = False
         self._ready_at_s: float | None = None
 
     async def run(self) -> None:
@@ -351,6 +352,9 @@ class Supervisor:
             await self._sleep(pause_s)
             sample = await child.sample()
             now_s = self._clock()
+            if self._raw_log.lost_bytes > 0 and not self._lost_told:
+                self._lost_told = True
+                self._notice("warning", "The raw log cannot be written (is the disk full?): what it loses is counted")
             if sample is not None:
                 self._hooks.publish(MemorySampled(self._wall_clock(), sample.rss_bytes))
             if self.state not in {State.LOADING, State.WARMING}:

@@ -109,5 +109,7 @@ class FakeChild:
 class Nowhere:
     """A raw log that keeps nothing."""
 
+    lost_bytes = 0
+
     def write(self, data: bytes) -> None:
         """Take bytes."""

@@ -52,10 +52,11 @@ class World:
             spawned=self._spawned,
             busy=self._busy,
         )
+        self.raw_log = Nowhere()
         self.supervisor = Supervisor(
             launch,
             hooks,
-            Nowhere(),
+            self.raw_log,
             clock=self.clock,
             wall_clock=self.clock,
             sleep=self.clock.sleep,
@@ -330,6 +331,19 @@ async def test_full_disk_does_not_end_it() -> None:
         await world.wait(1)
         assert world.supervisor.state is State.READY
     assert any("No space left on device" in text for text in world.notices)
+
+
+async def test_lossy_raw_log_is_told_once() -> None:
+    """A raw log that cannot be written is told, once, and the server goes on."""
+    world = World()
+    async with world.running():
+        await world.wait(10)
+        assert not [text for text in world.notices if "raw log" in text]
+        for lost_bytes in (100, 5000):
+            world.raw_log.lost_bytes = lost_bytes
+            await world.wait(10)
+        assert world.supervisor.state is State.READY
+    assert len([text for text in world.notices if "raw log cannot be written" in text]) == 1
 
 
 async def test_hang_is_told_once() -> None:
