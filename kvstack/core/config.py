@@ -111,8 +111,8 @@ class Server(_Section):
     """Slots, `--parallel`.  One gives a single conversation the whole context and the best reuse."""
 
     kv_unified: bool | None = None
-    """Share one KV cache among the slots, `--kv-unified`, so that each may use the whole context.  Default: on as soon as
-    `parallel` is more than 1."""
+    """Share one KV cache among the slots, `--kv-unified`, so that each may use the whole context.  Default: on as soon
+    as `parallel` is more than 1."""
 
     cache_prompt: Literal[True] = True
     """Reuse the KV cache of the common prefix, `--cache-prompt`.  It is what kvstack is for, so it cannot be off."""
@@ -139,7 +139,8 @@ class Server(_Section):
     """Type of the V cache, `--cache-type-v`."""
 
     cache_ram_mib: Annotated[int, Field(ge=-1)] | None = None
-    """Host memory for conversations that lost their slot, `--cache-ram`, in MiB.  0 turns it off, -1 lifts the limit."""
+    """Host memory for conversations that lost their slot, `--cache-ram`, in MiB.  0 turns it off, -1 lifts the
+    limit."""
 
     ctx_checkpoints: Annotated[int, Field(ge=0)] | None = None
     """Context checkpoints per slot, `--ctx-checkpoints`; hybrid and sliding-window models rewind to them."""
@@ -188,8 +189,8 @@ class Proxy(_Section):
     """Port that clients connect to."""
 
     strip_message_ids: Literal[True, False, "system"] = True
-    """Remove OpenClaw's per-message ids: from the system prompt and from user texts (`true`), only from the system prompt
-    (`"system"`: the model keeps the ids that it needs to react and reply), or not at all (`false`)."""
+    """Remove OpenClaw's per-message ids: from the system prompt and from user texts (`true`), only from the system
+    prompt (`"system"`: the model keeps the ids that it needs to react and reply), or not at all (`false`)."""
 
     strip_timestamps: bool = True
     """Remove the timestamp prefix, `[Wed 2026-02-18 20:48 UTC] `, at the start of the user's words."""
@@ -201,8 +202,8 @@ class Proxy(_Section):
     """Largest request body, in MiB."""
 
     keep_bodies: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Of how many of the newest requests to keep the bodies in memory, for `GET /kvstack/requests/N/diff` (original against
-    stripped).  They hold what users wrote, so the default is none, and the route needs the stack's token."""
+    """Of how many of the newest requests to keep the bodies in memory, for `GET /kvstack/requests/N/diff` (original
+    against stripped).  They hold what users wrote, so the default is none, and the route needs the stack's token."""
 
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Browser origins that may use the proxy; `"*"` for all.  Default: none."""
@@ -217,7 +218,8 @@ class Rules(_Section):
     """Names of packed rules to switch off."""
 
     add: tuple[RulePatch, ...] = Field(default=(), strict=False)
-    """Rules of your own, and changes to packed ones of the same name, as `[[rules.add]]`; the grammar is in `README.md`."""
+    """Rules of your own, and changes to packed ones of the same name, as `[[rules.add]]`; the README has the
+    grammar."""
 
 
 class Warmup(_Section):
@@ -235,8 +237,8 @@ class Warmup(_Section):
     """A text file with the system prompt to warm."""
 
     request_file: FilePath | None = None
-    """A client's recorded request, as JSON: its system prompt and tools are warmed.  An agent's prefix is not warm without its
-    tools."""
+    """A client's recorded request, as JSON: its system prompt and tools are warmed.  An agent's prefix is not warm
+    without its tools."""
 
     path: Annotated[str, Field(pattern=r"^/[!-~]*$")] | None = None
     """Endpoint that `request_file` was sent to.  Default: told by the request's shape."""

@@ -259,6 +259,7 @@ def _row_dict(row: RequestRow) -> dict[str, Any]:
             "msg_ids_removed": row.msg_ids_removed,
             "items_modified": row.items_modified,
         },
+        "rules": dict(row.rules),
     }
 
 

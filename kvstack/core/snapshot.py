@@ -7,6 +7,7 @@ the `data` in `kvstack status --json`; what is not known is null there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, assert_never
@@ -172,6 +173,9 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
         and row.verdict != "FAILED"
     ]
     before = next((row.id for row in reversed(former) if row.items < event.items), None)
+    hits: Counter[str] = Counter()
+    for hit in event.hits:
+        hits[hit.rule] += hit.count
     row = RequestRow(
         id=event.id,
         time_s=event.time_s,
@@ -186,14 +190,15 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
         ts_removed=event.ts_removed,
         msg_ids_removed=event.msg_ids_removed,
         items_modified=event.items_modified,
+        rules=tuple(hits.items()),
         divergence=event.divergence,
         before=before,
         repeats=any(row.items >= event.items for row in former),
         run=snapshot.join.run,
     )
     rules = dict(snapshot.totals.rules)
-    for hit in event.hits:
-        rules[hit.rule] = rules.get(hit.rule, 0) + hit.count
+    for rule, count in hits.items():
+        rules[rule] = rules.get(rule, 0) + count
     totals = replace(
         snapshot.totals,
         ts_removed=snapshot.totals.ts_removed + event.ts_removed,

@@ -42,6 +42,8 @@ class RequestRow:
     ts_removed: int = 0
     msg_ids_removed: int = 0
     items_modified: int = 0
+    rules: tuple[tuple[str, int], ...] = ()
+    """What each rule did, counted."""
     divergence: str | None = None
     """Where and how it left its conversation's former request, as the proxy saw it."""
     before: int | None = None

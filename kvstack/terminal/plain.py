@@ -6,8 +6,8 @@ POST /v1/responses | items=8 | ts_removed=2 | msg_ids_removed=3 | items_modified
 cached=18377 | evaluated=25 | HIT
 ```
 
-What is not known is `-`.  A verdict that needs a reason has `| why=...` behind it; an answer that was no success,
-`| status=...`.
+What is not known is `-`.  Behind the verdict may stand `| why=...`, for a verdict that needs a reason, `| status=...`,
+for an answer that was no success, and `| rules=...`, what each rule did.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def request_line(row: RequestRow) -> str:
         parts.append(f"why={one_line(why)}")
     if row.status is not None and row.status >= 400:
         parts.append(f"status={row.status}")
+    if row.rules:
+        parts.append("rules=" + ",".join(f"{one_line(rule)}:{count}" for rule, count in row.rules))
     return " | ".join(parts)
 
 
