@@ -124,7 +124,7 @@ class ConfigError(KvstackError):
         super().__init__(
             f"{source} has {count} problem{'' if count == 1 else 's'}",
             "\n".join(f"  {problem}" for problem in self.problems),
-            next_step or "Correct the keys named above; the README lists every key.",
+            next_step or "Correct the keys named above; configs/README.md explains every key.",
         )
 
 
