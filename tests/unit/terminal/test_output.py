@@ -59,7 +59,7 @@ def test_error_in_three_parts_on_stderr(capsys: pytest.CaptureFixture[str]) -> N
         "error: box.toml has 2 problems\n"
         "  line 3: server.port: must be an integer\n"
         "  odd  [2J text\n"
-        "next:  Correct the keys named above; the README lists every key.\n"
+        "next:  Correct the keys named above; configs/README.md explains every key.\n"
     )
 
 
