@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
+from kvstack.prompt.roles import ROLES, Role, TurnMarkers, split_prompt
 from kvstack.prompt.splice import (
-    Element,
+    Array,
     JsonPath,
     NotJson,
     find_literal,
@@ -27,16 +28,11 @@ __all__ = [
     "Api",
     "Document",
     "Item",
-    "Role",
     "Text",
-    "TurnMarkers",
     "api_of",
     "read_document",
     "spell_path",
-    "turn_markers",
 ]
-
-Role = Literal["system", "user", "assistant", "tool", "reasoning", "other"]
 
 
 class Api(StrEnum):
@@ -84,15 +80,6 @@ _PATHS = {
     "/tokenize": Api.COMPLETION,
 }
 
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
 _ITEM_ROLES: dict[str, Role] = {
     "function_call": "assistant",
     "custom_tool_call": "assistant",
@@ -124,40 +111,6 @@ def spell_path(path: Sequence[str | int]) -> str:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class TurnMarkers:
-    """
-    How a chat template marks the turns of a raw prompt.
-
-    Attributes:
-        starts: Literals that open a turn, each with its role.
-        end: Literal that closes a turn.
-    """
-
-    starts: tuple[tuple[str, Role], ...]
-    end: str
-
-
-_MARKERS = {
-    "<|im_start|>": TurnMarkers(tuple((f"<|im_start|>{name}\n", role) for name, role in _ROLES.items()), "<|im_end|>"),
-    "<start_of_turn>": TurnMarkers(
-        tuple((f"<start_of_turn>{name}\n", role) for name, role in _ROLES.items()), "<end_of_turn>"
-    ),
-    "<|start_header_id|>": TurnMarkers(
-        tuple((f"<|start_header_id|>{name}<|end_header_id|>\n\n", role) for name, role in _ROLES.items()), "<|eot_id|>"
-    ),
-}
-
-
-def turn_markers(chat_template: str | None) -> TurnMarkers | None:
-    """
-    Find the role markers in a model's chat template: ChatML, Gemma or Llama 3; None for any other.
-    """
-    if chat_template is None:
-        return None
-    return next((markers for sign, markers in _MARKERS.items() if sign in chat_template), None)
-
-
 @dataclass(slots=True)
 class Text:
     """
@@ -183,7 +136,8 @@ class Item:
     One message, input item, or top-level system text.
 
     Attributes:
-        path: JSON path from the top of the body.
+        key: The top-level key that holds it.
+        index: Its index in the list under that key; -1 for the value itself.
         role: Who speaks.
         value: The decoded item; None for a turn of a raw prompt.
         start: Offset of the item in the body text; -1 if it is no element of the item list.
@@ -191,11 +145,12 @@ class Item:
         leading: It stands before everything that a user or model said.
     """
 
-    __slots__ = ("_texts", "end", "leading", "path", "role", "start", "value")
+    __slots__ = ("_texts", "end", "index", "key", "leading", "role", "start", "value")
 
     def __init__(
         self,
-        path: JsonPath,
+        key: str,
+        index: int,
         role: Role,
         texts: list[Text] | None,
         value: Any,
@@ -203,13 +158,21 @@ class Item:
         end: int = -1,
         leading: bool = False,
     ) -> None:
-        self.path = path
+        self.key = key
+        self.index = index
         self.role = role
         self.value = value
         self.start = start
         self.end = end
         self.leading = leading
         self._texts = texts
+
+    @property
+    def path(self) -> JsonPath:
+        """
+        Its JSON path from the top of the body.
+        """
+        return (self.key, self.index) if self.index >= 0 else (self.key,)
 
     @property
     def texts(self) -> list[Text]:
@@ -237,8 +200,7 @@ class Document:
         api: Its dialect.
         items: System texts, messages, input items or turns, in prompt order.
         top: Top-level values; the item list is in `items` only.
-        elements: The elements of the item list, or of a one-string prompt nothing.
-        array: Offsets of the item list, brackets included; None if there is none.
+        array: The item list; None if there is none.
         count: Number of messages or input items.
         split: False if a raw prompt could not be split into turns.
     """
@@ -247,8 +209,7 @@ class Document:
     api: Api
     items: list[Item]
     top: dict[str, Any]
-    elements: list[Element] = field(default_factory=list)
-    array: tuple[int, int] | None = None
+    array: Array | None = None
     count: int = 0
     split: bool = True
     _starts: dict[str, int] = field(default_factory=dict)
@@ -295,15 +256,14 @@ class Document:
             self._places[path] = (start, read_value(self.text, start)[1])
             return self._places[path]
         if isinstance(step, int) and self.array is not None and len(path) == 2 and path[0] == self.items_key:
-            _, start, end = self.elements[step]
-            return start, end
+            return self.array.starts[step], self.array.ends[step]
         start, _ = self._place(path[:-1])
         if isinstance(step, str):
             for member in walk_object(self.text, start)[0]:
                 self._places[*path[:-1], member.key] = (member.start, member.end)
         else:
-            for index, (_, first, last) in enumerate(walk_array(self.text, start)[0]):
-                self._places[*path[:-1], index] = (first, last)
+            for index, place in enumerate(walk_array(self.text, start).spans()):
+                self._places[*path[:-1], index] = place
         return self._places[path]
 
 
@@ -334,35 +294,35 @@ def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Do
         value = top.get(key)
         texts = _texts(value, (key,))
         if texts:
-            document.items.append(Item((key,), "system", texts, value, leading=True))
+            document.items.append(Item(key, -1, "system", texts, value, leading=True))
     listed = top.get(dialect.items)
     if isinstance(listed, str):
         document.count = 1
-        document.items.append(Item((dialect.items,), "user", [Text((dialect.items,), listed)], listed))
-    elif isinstance(listed, list):
-        last = next(member for member in reversed(members) if member.key == dialect.items)
-        document.array = (last.start, last.end)
-        document.elements = listed
-        document.count = len(listed)
+        document.items.append(Item(dialect.items, -1, "user", [Text((dialect.items,), listed)], listed))
+    elif isinstance(listed, Array):
+        document.array = listed
+        document.count = len(listed.values)
         _read_items(document, dialect.items)
     return document
 
 
 def _read_items(document: Document, key: str) -> None:
     leading = True
-    items = document.items
-    for index, (value, start, end) in enumerate(document.elements):
+    array = document.array
+    assert array is not None
+    append = document.items.append
+    for index, value in enumerate(array.values):
         role: Role = "other"
         if type(value) is dict:
             said = value.get("role")
             if type(said) is str:
-                role = _ROLES.get(said, "other")
+                role = ROLES.get(said, "other")
                 if role == "user" and _holds_results(value.get("content")):
                     role = "tool"
             elif type(value.get("type")) is str:
                 role = _ITEM_ROLES.get(value["type"], "other")
         leading = leading and role == "system"
-        items.append(Item((key, index), role, None, value, start, end, leading))
+        append(Item(key, index, role, None, value, array.starts[index], array.ends[index], leading))
 
 
 def _holds_results(content: Any) -> bool:
@@ -402,23 +362,9 @@ def _read_prompt(document: Document, dialect: _Dialect, markers: TurnMarkers | N
     document.split = False
     if key is None or markers is None or type(prompt) is not str:
         return
-    cuts = sorted(
-        (pos, pos + len(marker), role) for marker, role in markers.starts for pos in _positions(prompt, marker)
-    )
     leading = True
-    for index, (_, begin, role) in enumerate(cuts):
-        end = cuts[index + 1][0] if index + 1 < len(cuts) else len(prompt)
-        close = prompt.find(markers.end, begin, end)
+    for role, begin, end in split_prompt(prompt, markers):
         leading = leading and role == "system"
-        text = Text((key,), prompt[begin : end if close < 0 else close], base=begin, whole=prompt)
-        document.items.append(Item((key,), role, [text], None, leading=leading))
-    document.split = bool(cuts)
-
-
-def _positions(text: str, marker: str) -> list[int]:
-    found = []
-    pos = text.find(marker)
-    while pos >= 0:
-        found.append(pos)
-        pos = text.find(marker, pos + len(marker))
-    return found
+        text = Text((key,), prompt[begin:end], base=begin, whole=prompt)
+        document.items.append(Item(key, -1, role, [text], None, leading=leading))
+        document.split = True

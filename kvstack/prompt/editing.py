@@ -89,6 +89,9 @@ def body_edits(
         ops: Settled replacements.
         dropped: Indices of list elements that go.
         inserted: Raw items to insert, by the index of the list element that they follow.
+
+    Returns:
+        The edits; those at one place in the order in which they belong.
     """
     by_path: dict[JsonPath, list[Op]] = {}
     for op in ops:
@@ -105,7 +108,7 @@ def body_edits(
         edits += _inside_literal(document, path, group)
     for path, indices in parts.items():
         edits += _without_parts(document, path, indices, by_path)
-    return sorted([*edits, *_item_edits(document, dropped, inserted)], key=lambda edit: (edit.start, edit.end))
+    return [*edits, *_item_edits(document, dropped, inserted)]
 
 
 def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> list[Edit]:
@@ -121,31 +124,33 @@ def _without_parts(
     """
     Drop content parts that a rule emptied, as the client would send a turn without them; the last one stays, empty.
     """
-    elements, end = walk_array(document.text, document.locate(path)[0])
+    array = walk_array(document.text, document.locate(path)[0])
     gone = set(indices)
-    if len(gone) == len(elements):
+    if len(gone) == len(array.values):
         kept = min(gone)
         gone.discard(kept)
         leftover = _inside_literal(document, (*path, kept, "text"), by_path[*path, kept, "text"])
     else:
         leftover = []
-    flags = [index in gone for index in range(len(elements))]
-    spans = [(first, last) for _, first, last in elements]
-    return leftover + [Edit(first, last, "") for first, last in removal(spans, flags, (spans[0][0], end - 1)) if gone]
+    flags = [index in gone for index in range(len(array.values))]
+    spans = array.spans()
+    return leftover + [
+        Edit(first, last, "") for first, last in removal(spans, flags, (spans[0][0], array.end - 1)) if gone
+    ]
 
 
 def _item_edits(document: Document, dropped: Sequence[int], inserted: Mapping[int, Sequence[str]]) -> list[Edit]:
-    elements = document.elements
-    if not dropped and not inserted:
+    array = document.array
+    if array is None or (not dropped and not inserted):
         return []
     edits = [
-        Edit(elements[index][2], elements[index][2], "".join(f",{raw}" for raw in raws))
+        Edit(array.ends[index], array.ends[index], "".join(f",{raw}" for raw in raws))
         for index, raws in inserted.items()
     ]
     if dropped:
         gone = set(dropped)
-        spans = [(first, last) for _, first, last in elements]
-        flags = [index in gone for index in range(len(elements))]
+        spans = array.spans()
+        flags = [index in gone for index in range(len(spans))]
         # Removal starts at the end of the element before; an insertion there comes first.
         edits += [Edit(first, last, "") for first, last in removal(spans, flags, (spans[0][0], spans[-1][1]))]
     return edits

@@ -7,69 +7,21 @@ are compared, so that a clock that moved on or a block that only the newest turn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from kvstack.prompt.conversation import ConversationMemory, digest_item
-from kvstack.prompt.dialects import Document, Item, Text
+from kvstack.prompt.dialects import Document, Item, Text, spell_path
 from kvstack.prompt.editing import Op, body_edits, changed_text, settle
+from kvstack.prompt.findings import Append, Carrier, Findings
 from kvstack.prompt.head import Head, HeadBlock, match_first
 from kvstack.prompt.metadata import cut_keys, fits, plain
-from kvstack.prompt.pattern import Found, Pattern, search_all
+from kvstack.prompt.pattern import Found, Pattern
 from kvstack.prompt.recurring import MAX_ITEM_CHARACTERS, Local
-from kvstack.prompt.ruleset import Client, Rule
-from kvstack.prompt.splice import Edit, JsonPath, NotJson
+from kvstack.prompt.ruleset import Client, Rule, SearchTable
+from kvstack.prompt.splice import Edit, NotJson
+from kvstack.prompt.tooling import tool_texts
 
-__all__ = ["Append", "Carrier", "Findings", "find_all"]
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """
-    Text that a rule wants at the end of the newest user text.
-    """
-
-    rule: Rule
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Carrier:
-    """
-    A whole message that the client adds to the newest turn and never keeps.
-
-    Attributes:
-        index: Index of its item in the document.
-        rule: The rule that deals with it; None if that is switched off.
-        same: What is equal in all carriers of one conversation; empty if unknown.
-    """
-
-    index: int
-    rule: Rule | None
-    same: str = ""
-
-
-@dataclass(slots=True)
-class Findings:
-    """
-    Everything that the rules found in one request.
-
-    Attributes:
-        ops: Replacements in texts.
-        appends: What goes to the end of the newest user text.
-        carriers: Whole messages that the client adds to the newest turn.
-        done: Rules that are counted already: rule, path, how many things.
-        message_ids: `message_id` keys removed.
-        local: What is settled already, by index of the item.
-    """
-
-    ops: list[Op] = field(default_factory=list)
-    appends: list[Append] = field(default_factory=list)
-    carriers: list[Carrier] = field(default_factory=list)
-    done: list[tuple[Rule, JsonPath, int]] = field(default_factory=list)
-    message_ids: int = 0
-    local: dict[int, Local] = field(default_factory=dict)
+__all__ = ["find_all"]
 
 
 def find_all(document: Document, client: Client, memory: ConversationMemory | None = None) -> Findings:
@@ -137,30 +89,30 @@ class _Finder:
         """
         System texts before the first turn; what a client inserts later on is history.
         """
-        rules = self._rules("system")
-        if rules:
-            for item in self.document.items:
-                if item.leading:
-                    for text in item.texts:
-                        self._search(text, rules)
+        table = self.client.table("system", self._dialect)
+        if table is None:
+            return
+        for item in self.document.items:
+            if item.leading:
+                for text in item.texts:
+                    self._search(text, table)
 
     def tools(self) -> None:
         """
         The descriptions of tools.
         """
-        rules = self._rules("tools")
-        tools = self.document.top.get("tools") if rules else None
-        for text in _tool_texts(tools):
-            self._search(text, rules)
+        table = self.client.table("tools", self._dialect)
+        if table is None:
+            return
+        for text in tool_texts(self.document.top.get("tools")):
+            self._search(text, table)
 
     def users(self) -> None:
         """
         The head and the tail of each user item, and known blocks at the head of the first one.
         """
         first = self._rules("first user")
-        heads: dict[str, list[Rule]] = {}
-        for rule in self._rules("user head"):
-            heads.setdefault(rule.block.name, []).append(rule)
+        heads = self.client.heads(self._dialect)
         tails = self._rules("user tail")
         opening: Item | None = None
         for index, item in enumerate(self.document.items):
@@ -232,12 +184,12 @@ class _Finder:
         if not all(texts):
             return None
         edits = body_edits(self.document, ops, (), {}) if ops else []
-        base = len(item.path)
-        done = [(rule, path[base:], n) for rule, path, n in own.done]
-        done += [(op.rule, op.text.path[base:], 1) for op in ops if op.counted]
+        base = len(spell_path(item.path))
+        done = [(rule.name, spell_path(path)[base:], rule.spec.action, n) for rule, path, n in own.done]
+        done += [(op.rule.name, spell_path(op.text.path)[base:], op.rule.spec.action, 1) for op in ops if op.counted]
         return Local(
             digest_item(item, texts),
-            tuple(Edit(edit.start - item.start, edit.end - item.start, edit.replacement) for edit in edits),
+            tuple(Edit(first - item.start, last - item.start, new) for first, last, new in edits),
             tuple(done),
             sum(op.rule.spec.switch == "strip_timestamps" for op in ops),
             own.message_ids,
@@ -245,12 +197,13 @@ class _Finder:
 
     def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
         for rule in rules:
+            table = SearchTable([rule])
             if rule.spec.inside is None:
-                self._search(item.texts[0], [rule])
+                self._search(item.texts[0], table)
             else:
                 for block in head.blocks:
                     if block.block.name == rule.spec.inside:
-                        self._search(block.text, [rule], block.found.start, block.found.end)
+                        self._search(block.text, table, block.found.start, block.found.end)
 
     def _head_block(self, block: HeadBlock, head: Head, rules: Iterable[Rule], opening: Item) -> None:
         fitting = [rule for rule in rules if not rule.spec.has or fits(block.found.value, dict(rule.spec.has))]
@@ -273,16 +226,18 @@ class _Finder:
                     self._act(([rule], whole if found.target == (found.start, found.end) else found), text, len(value))
                     return
 
-    def _search(self, text: Text, rules: Sequence[Rule], begin: int = 0, end: int | None = None) -> None:
+    def _search(self, text: Text, table: SearchTable, begin: int = 0, end: int | None = None) -> None:
         """
         Search one text for the blocks of rules; rules that share a block act together.
         """
         stop = len(text.value) if end is None else end
         matches = [
             (found.start, -found.end, order, rule, found)
-            for order, rule, found in _occurrences(text.value, rules, begin, stop)
+            for order, rule, found in table.search(text.value, begin, stop)
             if not rule.spec.has or fits(found.value, dict(rule.spec.has))
         ]
+        if not matches:
+            return
         matches.sort(key=lambda match: match[:3])
         groups: list[Group] = []
         for _, _, _, rule, found in matches:
@@ -393,44 +348,3 @@ def _first_target(patterns: Iterable[Pattern], text: str) -> str:
         for found in pattern.search(text, 0, len(text), anywhere=True):
             return text[found.target[0] : found.target[1]]
     return ""
-
-
-def _occurrences(text: str, rules: Sequence[Rule], begin: int, end: int) -> Iterator[tuple[int, Rule, Found]]:
-    """
-    Find the blocks of rules that are searched for; patterns with the same beginning are looked for together.
-    """
-    by_head: dict[str, dict[tuple[str, bool], tuple[Pattern, list[tuple[int, Rule]]]]] = {}
-    for order, rule in enumerate(rules):
-        for pattern in rule.block.patterns:
-            if rule.spec.at == "start":
-                if text.startswith(pattern.head, begin):
-                    found = pattern.match(text, begin)
-                    if found is not None and found.end <= end:
-                        yield order, rule, found
-            else:
-                same = by_head.setdefault(pattern.head, {})
-                entry = same.setdefault((pattern.source, rule.spec.at == "any"), (pattern, []))
-                entry[1].append((order, rule))
-    for head, group in by_head.items():
-        if text.find(head, begin, end) < 0:
-            continue
-        entries = list(group.items())
-        for number, found in search_all([(pattern, key[1]) for key, (pattern, _) in entries], text, begin, end):
-            for order, rule in entries[number][1][1]:
-                yield order, rule, found
-
-
-def _tool_texts(tools: Any) -> Iterator[Text]:
-    """
-    Yield the descriptions of tools, in whichever form the dialect has.
-    """
-    if not isinstance(tools, list):
-        return
-    for index, tool in enumerate(tools):
-        if isinstance(tool, dict):
-            path: JsonPath = ("tools", index)
-            holder = tool
-            if isinstance(tool.get("function"), dict):
-                holder, path = tool["function"], (*path, "function")
-            if type(holder.get("description")) is str:
-                yield Text((*path, "description"), holder["description"])

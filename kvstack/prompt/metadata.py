@@ -56,7 +56,7 @@ def _visit(text: str, start: int, keys: Set[str], cuts: KeyCuts, depth: int) -> 
             elif text[member.start] in "{[":
                 _visit(text, member.start, keys, cuts, depth + 1)
     elif text.startswith("[", start):
-        for _, first, _ in walk_array(text, start)[0]:
+        for first in walk_array(text, start).starts:
             _visit(text, first, keys, cuts, depth + 1)
 
 

@@ -25,30 +25,14 @@ without them that is the whole match.  `{{` and `}}` are braces.  A line end in 
 from __future__ import annotations
 
 import itertools
-import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvstack.prompt.splice import NotJson, read_value, skip_space
+from kvstack.prompt.tokens import MAX_WORD, READERS, Reader, read_hex
 
 __all__ = ["Found", "Pattern", "PatternError", "compile_pattern", "search_all"]
-
-_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June",
-    "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
-_DIGITS = frozenset(string.digits)
-_HEX = frozenset(string.hexdigits)
-_ZONE = frozenset(string.ascii_letters + string.digits + "+-:/_")
-_MAX_ZONE = 40
-# Longer runs are read in part only: a token costs the same wherever it is tried.
-_MAX_RUN = 64
-_MAX_WORD = 512
-
-Reader = Callable[[str, int], int]
-"""Reads a token at an offset; returns the offset behind it, or -1."""
 
 
 class PatternError(ValueError):
@@ -123,112 +107,6 @@ def _line_end(text: str, pos: int) -> int:
     return -1
 
 
-def _run(text: str, pos: int, allowed: frozenset[str], limit: int) -> int:
-    end = min(len(text), pos + limit)
-    while pos < end and text[pos] in allowed:
-        pos += 1
-    return pos
-
-
-def _read_int(text: str, pos: int) -> int:
-    end = _run(text, pos, _DIGITS, _MAX_RUN)
-    return end if end > pos else -1
-
-
-def _read_hex(count: int) -> Reader:
-    def read(text: str, pos: int) -> int:
-        end = _run(text, pos, _HEX, count or _MAX_RUN)
-        return end if (end - pos == count if count else end > pos) else -1
-
-    return read
-
-
-def _read_uuid(text: str, pos: int) -> int:
-    for index, count in enumerate((8, 4, 4, 4, 12)):
-        if index:
-            if not text.startswith("-", pos):
-                return -1
-            pos += 1
-        end = _run(text, pos, _HEX, count)
-        if end - pos != count:
-            return -1
-        pos = end
-    return pos
-
-
-def _read_name(names: tuple[str, ...]) -> Reader:
-    def read(text: str, pos: int) -> int:
-        for name in names:
-            if text.startswith(name, pos):
-                end = pos + len(name)
-                if not text[end : end + 1].isalpha():
-                    return end
-        return -1
-
-    return read
-
-
-def _number(text: str, pos: int, count: int, low: int, high: int) -> bool:
-    digits = text[pos : pos + count]
-    return len(digits) == count and _DIGITS.issuperset(digits) and low <= int(digits) <= high
-
-
-def _read_date(text: str, pos: int) -> int:
-    good = (
-        _number(text, pos, 4, 1000, 9999)
-        and text[pos + 4 : pos + 5] == "-"
-        and _number(text, pos + 5, 2, 1, 12)
-        and text[pos + 7 : pos + 8] == "-"
-        and _number(text, pos + 8, 2, 1, 31)
-    )
-    return pos + 10 if good else -1
-
-
-def _read_time(text: str, pos: int) -> int:
-    hour = 2 if text[pos + 1 : pos + 2] in _DIGITS else 1
-    if not (_number(text, pos, hour, 0, 23) and text[pos + hour : pos + hour + 1] == ":"):
-        return -1
-    pos += hour + 1
-    if not _number(text, pos, 2, 0, 59):
-        return -1
-    pos += 2
-    if text[pos : pos + 1] == ":" and _number(text, pos + 1, 2, 0, 60):
-        pos += 3
-        if text[pos : pos + 1] == "." and text[pos + 1 : pos + 2] in _DIGITS:
-            pos = _run(text, pos + 1, _DIGITS, 9)
-    if text[pos : pos + 3] in (" AM", " PM") and not text[pos + 3 : pos + 4].isalnum():
-        pos += 3
-    return pos
-
-
-def _read_zone(text: str, pos: int) -> int:
-    if not (text[pos : pos + 1] in ("+", "-") or (text[pos : pos + 1].isascii() and text[pos : pos + 1].isalpha())):
-        return -1
-    end = _run(text, pos, _ZONE, _MAX_ZONE)
-    return end if text[end - 1] not in "+-:/_" else -1
-
-
-def _read_word(text: str, pos: int) -> int:
-    end = pos
-    last = min(len(text), pos + _MAX_WORD)
-    while end < last and not text[end].isspace():
-        end += 1
-    return end if end > pos else -1
-
-
-_READERS: dict[str, Reader] = {
-    "int": _read_int,
-    "uuid": _read_uuid,
-    "weekday": _read_name(tuple(name for day in _DAYS for name in (day, day[:3]))),
-    "weekday:short": _read_name(tuple(day[:3] for day in _DAYS)),
-    "weekday:long": _read_name(_DAYS),
-    "month": _read_name(tuple(name for month in _MONTHS for name in (month, month[:3]))),
-    "date": _read_date,
-    "time": _read_time,
-    "zone": _read_zone,
-    "word": _read_word,
-    "hex": _read_hex(0),
-}
 _SPECIAL = ("line", "text", "json", "json-fence")
 
 
@@ -325,7 +203,7 @@ class Pattern:
         if following is None:
             return limit
         if isinstance(following, _Token):
-            return _first_read(following, text, pos, min(limit, pos + _MAX_WORD))
+            return _first_read(following, text, pos, min(limit, pos + MAX_WORD))
         if element.name == "line" and not following.lines[0]:
             return limit
         place = seen.get(index, -1)
@@ -453,10 +331,10 @@ def compile_pattern(source: str) -> Pattern:
 def _token(name: str) -> _Token:
     if name in _SPECIAL:
         return _Token(name, None)
-    reader = _READERS.get(name)
+    reader = READERS.get(name)
     if reader is None and name.startswith("hex:") and name[4:].isdecimal() and int(name[4:]) > 0:
-        reader = _read_hex(int(name[4:]))
+        reader = read_hex(int(name[4:]))
     if reader is None:
-        known = ", ".join(f"{{{known}}}" for known in (*_READERS, "hex:5", *_SPECIAL))
+        known = ", ".join(f"{{{known}}}" for known in (*READERS, "hex:5", *_SPECIAL))
         raise PatternError(f"there is no token {{{name}}}; tokens are {known}")
     return _Token(name, reader)

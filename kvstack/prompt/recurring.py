@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstack.prompt.ruleset import Rule, RuleSet
-from kvstack.prompt.splice import Edit, JsonPath
+from kvstack.prompt.ruleset import RuleSet
+from kvstack.prompt.splice import Edit
 
 __all__ = ["ItemCache", "Local"]
 
@@ -26,14 +26,14 @@ class Local:
     Attributes:
         digest: What it counts as when conversations are compared.
         edits: Edits, relative to the start of the item.
-        done: Rules that acted: rule, path inside the item, how many things.
+        done: Rules that acted: name, path inside the item, action, how many things.
         timestamps: Timestamp prefixes removed.
         message_ids: `message_id` keys removed.
     """
 
     digest: bytes
     edits: tuple[Edit, ...] = ()
-    done: tuple[tuple[Rule, JsonPath, int], ...] = ()
+    done: tuple[tuple[str, str, str, int], ...] = ()
     timestamps: int = 0
     message_ids: int = 0
 

@@ -94,7 +94,7 @@ def _tools(tools: Any) -> list[Segment]:
 
 
 def _item(item: Item) -> list[Segment]:
-    index = item.path[1] if len(item.path) > 1 and isinstance(item.path[1], int) else -1
+    index = item.index
     path = spell_path(item.path)
     if item.role == "reasoning":
         return []

@@ -4,7 +4,7 @@ Rules as data: packs are read, laid over with the user's settings, and compiled 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,9 +20,9 @@ from kvstack.core.rulespec import (
 )
 from kvstack.errors import ConfigError, Problem
 from kvstack.prompt.head import Block, HeadReader
-from kvstack.prompt.pattern import Pattern, PatternError, compile_pattern
+from kvstack.prompt.pattern import Found, Pattern, PatternError, compile_pattern, search_all
 
-__all__ = ["Client", "Pack", "Rule", "RuleSet", "RuleSettings", "Side", "compile_rules", "parse_pack"]
+__all__ = ["Client", "Pack", "Rule", "RuleSet", "RuleSettings", "SearchTable", "Side", "compile_rules", "parse_pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,45 @@ class Rule:
         return self.spec.name
 
 
+class SearchTable:
+    """
+    The patterns of rules that are searched for, those with the same beginning together; made once.
+    """
+
+    __slots__ = ("_by_head", "_starts")
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        groups: dict[str, dict[tuple[str, bool], tuple[Pattern, list[tuple[int, Rule]]]]] = {}
+        self._starts: list[tuple[int, Rule, Pattern]] = []
+        for order, rule in enumerate(rules):
+            for pattern in rule.block.patterns:
+                if rule.spec.at == "start":
+                    self._starts.append((order, rule, pattern))
+                else:
+                    group = groups.setdefault(pattern.head, {})
+                    entry = group.setdefault((pattern.source, rule.spec.at == "any"), (pattern, []))
+                    entry[1].append((order, rule))
+        self._by_head = [
+            (head, [(pattern, key[1]) for key, (pattern, _) in group.items()], [owners for _, owners in group.values()])
+            for head, group in groups.items()
+        ]
+
+    def search(self, text: str, begin: int, end: int) -> Iterator[tuple[int, Rule, Found]]:
+        """
+        Find the blocks of the rules in a span; each with the rule and its order.
+        """
+        for order, rule, pattern in self._starts:
+            if text.startswith(pattern.head, begin):
+                found = pattern.match(text, begin)
+                if found is not None and found.end <= end:
+                    yield order, rule, found
+        for head, patterns, owners in self._by_head:
+            if text.find(head, begin, end) >= 0:
+                for number, found in search_all(patterns, text, begin, end):
+                    for order, rule in owners[number]:
+                        yield order, rule, found
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """
@@ -117,6 +156,8 @@ class Client:
         session_keys: Top-level body keys that do.
         warnings: What the user should hear once.
         positions: The rules by position and dialect.
+        tables: Their patterns, where they are searched for.
+        by_block: The rules for the head of user texts, by dialect and block.
     """
 
     name: str
@@ -131,6 +172,20 @@ class Client:
     warnings: tuple[WarningSpec, ...] = ()
 
     positions: Mapping[tuple[str, str], tuple[Rule, ...]] = field(default_factory=dict)
+    tables: Mapping[tuple[str, str], SearchTable] = field(default_factory=dict)
+    by_block: Mapping[str, Mapping[str, Sequence[Rule]]] = field(default_factory=dict)
+
+    def table(self, where: str, dialect: str) -> SearchTable | None:
+        """
+        Return the patterns to search for at one position in one dialect; None if there are none.
+        """
+        return self.tables.get((where, dialect))
+
+    def heads(self, dialect: str) -> Mapping[str, Sequence[Rule]]:
+        """
+        Return the rules for the head of user texts in one dialect, by the name of their block.
+        """
+        return self.by_block.get(dialect, {})
 
     def at(self, where: str, dialect: str) -> tuple[Rule, ...]:
         """
@@ -150,6 +205,7 @@ class RuleSet:
         unknown: What applies where no client was detected.
         settings: The settings that were compiled in.
         by_name: Every rule by its name.
+        signs: The signs of all clients, headers first, then tools, then texts.
     """
 
     rules: tuple[Rule, ...] = field(repr=False)
@@ -157,6 +213,7 @@ class RuleSet:
     unknown: Client = field(repr=False)
     settings: RuleSettings
     by_name: Mapping[str, Rule] = field(repr=False)
+    signs: tuple[tuple[DetectSpec, Client], ...] = field(repr=False)
 
 
 def parse_pack(text: str, source: str) -> Pack:
@@ -230,7 +287,12 @@ def _assemble(packed: Sequence[tuple[Pack, list[Rule]]], added: Sequence[Rule], 
         mine = [*rules, *(rule for rule in common if rule.name not in names)]
         clients.append(_client(pack.spec.client, pack, mine, [*own, *(side for side in everywhere if side not in own)]))
     by_name = {rule.name: rule for rule in everything}
-    return RuleSet(tuple(everything), tuple(clients), _client("", None, common, everywhere), settings, by_name)
+    signs = sorted(
+        ((sign, client) for client in clients for sign in client.detect),
+        key=lambda found: (found[0].header is None, not found[0].tools),
+    )
+    unknown = _client("", None, common, everywhere)
+    return RuleSet(tuple(everything), tuple(clients), unknown, settings, by_name, tuple(signs))
 
 
 def _sides(pack: Pack) -> list[Side]:
@@ -249,6 +311,7 @@ def _client(name: str, pack: Pack | None, rules: Iterable[Rule], sides: Iterable
     for rule in everything:
         if rule.spec.where in declared and rule.block not in declared[rule.spec.where]:
             declared[rule.spec.where].append(rule.block)
+    positions = _positions(active)
     return Client(
         name,
         pack.spec.detect if pack else (),
@@ -260,8 +323,17 @@ def _client(name: str, pack: Pack | None, rules: Iterable[Rule], sides: Iterable
         tuple(name.lower() for name in pack.spec.session_headers) if pack else (),
         pack.spec.session_keys if pack else (),
         pack.spec.warning if pack else (),
-        _positions(active),
+        positions,
+        {key: SearchTable(group) for key, group in positions.items() if key[0] in ("system", "tools")},
+        {dialect: _by_block(group) for (where, dialect), group in positions.items() if where == "user head"},
     )
+
+
+def _by_block(rules: Sequence[Rule]) -> dict[str, list[Rule]]:
+    found: dict[str, list[Rule]] = {}
+    for rule in rules:
+        found.setdefault(rule.block.name, []).append(rule)
+    return found
 
 
 def _positions(rules: Iterable[Rule]) -> dict[tuple[str, str], tuple[Rule, ...]]:

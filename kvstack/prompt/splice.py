@@ -12,11 +12,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 __all__ = [
+    "Array",
     "Edit",
-    "Element",
     "Member",
     "NotJson",
     "Number",
@@ -55,10 +56,9 @@ _SPACE = " \t\n\r"
 _MAX_SPELLED = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(NamedTuple):
     """
-    One replacement in the raw text of a body.
+    One replacement in the raw text of a body; a tuple, because a long conversation has thousands.
 
     Attributes:
         start: Offset of the first replaced character.
@@ -71,6 +71,29 @@ class Edit:
     replacement: str
 
 
+class Array(NamedTuple):
+    """
+    A JSON array with the places of its elements.
+
+    Attributes:
+        values: The elements, decoded.
+        starts: Offset of the first character of each.
+        ends: Offset behind the last character of each.
+        end: Offset behind the closing bracket.
+    """
+
+    values: list[Any]
+    starts: list[int]
+    ends: list[int]
+    end: int
+
+    def spans(self) -> list[tuple[int, int]]:
+        """
+        Return the offsets of all elements.
+        """
+        return list(zip(self.starts, self.ends, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """
@@ -81,10 +104,6 @@ class Member:
     key_start: int
     start: int
     end: int
-
-
-Element = tuple[Any, int, int]
-"""One value of a JSON array, with the offsets of its first character and behind its last."""
 
 
 def skip_space(text: str, pos: int) -> int:
@@ -118,7 +137,7 @@ def walk_object(text: str, pos: int, *, deep: Iterable[str] = ()) -> tuple[list[
     Args:
         text: The JSON text.
         pos: Offset of the opening brace.
-        deep: Keys whose arrays are read element by element: their value is a list of `Element`.
+        deep: Keys whose arrays are read element by element: their value is an `Array`.
 
     Returns:
         The members in order, the last value of each key, and the offset behind the closing brace.
@@ -141,7 +160,8 @@ def walk_object(text: str, pos: int, *, deep: Iterable[str] = ()) -> tuple[list[
             raise NotJson(f"expected a colon at {pos}")
         start = skip_space(text, pos + 1)
         if key in deep and text[start : start + 1] == "[":
-            values[key], pos = walk_array(text, start)
+            values[key] = walked = walk_array(text, start)
+            pos = walked.end
         else:
             values[key], pos = read_value(text, start)
         members.append(Member(key, key_start, start, pos))
@@ -154,22 +174,26 @@ def walk_object(text: str, pos: int, *, deep: Iterable[str] = ()) -> tuple[list[
         pos = skip_space(text, pos + 1)
 
 
-def walk_array(text: str, pos: int) -> tuple[list[Element], int]:
+def walk_array(text: str, pos: int) -> Array:
     """
     Read the array that opens at *pos*, keeping the place of each element.
 
-    Returns:
-        The elements and the offset behind the closing bracket.
+    Raises:
+        NotJson: There is no complete array.
     """
-    elements: list[Element] = []
+    values: list[Any] = []
+    starts: list[int] = []
+    ends: list[int] = []
     pos = skip_space(text, pos + 1)
     if text[pos : pos + 1] == "]":
-        return elements, pos + 1
+        return Array(values, starts, ends, pos + 1)
     length = len(text)
     try:
         while True:
             value, end = _scan(text, pos)
-            elements.append((value, pos, end))
+            values.append(value)
+            starts.append(pos)
+            ends.append(end)
             pos = end
             while pos < length and text[pos] in _SPACE:
                 pos += 1
@@ -179,7 +203,7 @@ def walk_array(text: str, pos: int) -> tuple[list[Element], int]:
                 while pos < length and text[pos] in _SPACE:
                     pos += 1
             elif mark == "]":
-                return elements, pos
+                return Array(values, starts, ends, pos)
             else:
                 raise NotJson(f"expected a comma at {pos - 1}")
     except (StopIteration, ValueError, RecursionError) as error:
@@ -322,11 +346,11 @@ def apply_edits(text: str, edits: Sequence[Edit]) -> str:
     """
     out: list[str] = []
     done = 0
-    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
-        if edit.start < done:
-            raise ValueError(f"edits overlap at {edit.start}")
-        out.append(text[done : edit.start])
-        out.append(edit.replacement)
-        done = edit.end
+    for start, end, replacement in sorted(edits, key=itemgetter(0, 1)):
+        if start < done:
+            raise ValueError(f"edits overlap at {start}")
+        out.append(text[done:start])
+        out.append(replacement)
+        done = end
     out.append(text[done:])
     return "".join(out)

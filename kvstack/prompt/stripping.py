@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import itemgetter
 
-from kvstack.prompt.conversation import (
-    Appended,
-    Chain,
-    ConversationMemory,
-    Placed,
-    Remembered,
-    digest_item,
-    link_up,
-)
+from kvstack.prompt.conversation import Chain, ConversationMemory, Remembered, digest_item, link_up
 from kvstack.prompt.detection import detect_client, side_label
-from kvstack.prompt.dialects import Api, Document, Item, Text, api_of, read_document, spell_path, turn_markers
+from kvstack.prompt.dialects import Api, Document, api_of, read_document, spell_path
 from kvstack.prompt.editing import Op, body_edits, changed_text, settle
-from kvstack.prompt.matching import Append, Findings, find_all
+from kvstack.prompt.findings import Findings
+from kvstack.prompt.matching import find_all
+from kvstack.prompt.planning import Plan, Planner
+from kvstack.prompt.roles import turn_markers
 from kvstack.prompt.ruleset import Client, Rule, RuleSet
 from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
 
@@ -120,20 +116,6 @@ def apply_rules(
         return Stripped(body, api=api)
 
 
-@dataclass(slots=True)
-class _Plan:
-    """
-    What shall happen to a request beside the replacements that rules made on their own.
-    """
-
-    frozen: dict[str, str]
-    announced: dict[str, str]
-    appended: list[Appended]
-    placed: list[Placed]
-    dropped: list[int] = field(default_factory=list)
-    inserted: dict[int, list[str]] = field(default_factory=dict)
-
-
 class _Request:
     def __init__(
         self,
@@ -167,9 +149,10 @@ class _Request:
         """
         document, findings = self.document, self.findings
         state, chain, live = self._recall()
-        plan = self._decide(state, live)
-        appends = self._append_ops(plan)
-        self._count(appends)
+        planner = Planner(document, findings, self.ops, self.rules, self._indices, self.memory is not None)
+        plan = planner.decide(state, live)
+        appends = planner.append_ops(plan)
+        self._count(plan, appends)
         edits = body_edits(document, [*self.ops, *appends], plan.dropped, plan.inserted)
         edits += self._force_cache_prompt()
         touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.live}
@@ -180,10 +163,10 @@ class _Request:
                 item = document.items[index]
                 touched.add(item.path)
                 start = item.start
-                edits += [Edit(start + edit.start, start + edit.end, edit.replacement) for edit in local.edits]
+                edits += [Edit(start + first, start + last, new) for first, last, new in local.edits]
                 stamps += local.timestamps
                 ids += local.message_ids
-        edits.sort(key=lambda edit: (edit.start, edit.end))
+        edits.sort(key=itemgetter(0, 1))
         if self.memory is not None:
             self._remember(chain, state, plan, live)
         if not document.split:
@@ -266,141 +249,16 @@ class _Request:
                 return value
         return None
 
-    def _decide(self, state: Remembered, live: Mapping[str, str]) -> _Plan:
-        plan = _Plan(dict(state.frozen), dict(state.announced), list(state.appended), list(state.placed))
-        newest = self._newest()
-        self._freeze(plan)
-        # What was appended to this turn before is what the server has cached: the same bytes again, nothing new.
-        if newest is not None and not any(entry.position == newest for entry in plan.appended):
-            wanted = list(self.findings.appends)
-            if self._is_last(newest):
-                wanted += self._announcements(plan, live)
-            plan.appended += [
-                Appended(newest, append.rule.name, append.text, append.rule.spec.action != "tail") for append in wanted
-            ]
-        self._place(plan)
-        return plan
-
-    def _newest(self) -> int | None:
-        """
-        Return the position of the user's newest turn.
-        """
-        counted = self._counted
-        return next(
-            (n for n in range(len(counted) - 1, -1, -1) if counted[n].role == "user" and counted[n].texts), None
-        )
-
-    def _is_last(self, position: int) -> bool:
-        """
-        Tell whether nothing was answered to this turn yet.
-        """
-        return all(item.role in ("system", "other") for item in self._counted[position + 1 :])
-
-    def _freeze(self, plan: _Plan) -> None:
-        if self.memory is None:
-            return
-        for op in self.ops:
-            if op.key:
-                op.new = plan.frozen.setdefault(op.key, op.live)
-
-    def _announcements(self, plan: _Plan, live: Mapping[str, str]) -> list[Append]:
-        """
-        Tell the model once of each frozen value that has changed since it was told last.
-        """
-        if self.memory is None:
-            return []
-        found = []
-        for op in self.ops:
-            if op.key and op.rule.spec.announce:
-                known = plan.announced.get(op.key, plan.frozen[op.key])
-                if live[op.key] != known:
-                    plan.announced[op.key] = live[op.key]
-                    found.append(Append(op.rule, "\n\n" + op.rule.spec.text.replace("{value}", live[op.key])))
-        return found
-
-    def _append_ops(self, plan: _Plan) -> list[Op]:
-        """
-        Append to the newest turn what it needs, and to earlier ones what they had.
-        """
-        newest = self._newest()
-        by_position: dict[int, list[Appended]] = {}
-        for entry in plan.appended:
-            if (entry.sticky or entry.position == newest) and entry.rule in self.rules.by_name:
-                by_position.setdefault(entry.position, []).append(entry)
-        ops = []
-        for position, entries in by_position.items():
-            item = self._counted[position] if position < len(self._counted) else None
-            if item is None or item.role != "user" or not item.texts:
-                continue
-            text = _last_text(item, self.ops)
-            if not text.value.endswith("".join(entry.text for entry in entries)):
-                end = len(text.value)
-                ops += [Op(text, end, end, entry.text, "", self.rules.by_name[entry.rule]) for entry in entries]
-        return ops
-
-    def _place(self, plan: _Plan) -> None:
-        """
-        Leave each carrier where it first stood, and bring back those whose turn is history.
-        """
-        if not self.findings.carriers and not plan.placed:
-            return
-        items = self.document.items
-        standing: list[Placed] = []
-        known = list(plan.placed)
-        kept_before = 0
-        missing = {(entry.position, entry.text) for entry in known}
-        by_index = {carrier.index: carrier for carrier in self.findings.carriers}
-        for index, item in enumerate(items):
-            carrier = by_index.get(index)
-            if carrier is None:
-                kept_before += item.role != "reasoning"
-                continue
-            if carrier.rule is None:
-                continue
-            if carrier.rule.spec.action == "drop":
-                plan.dropped.append(index - self._offset())
-                self._hit(carrier.rule, item.path)
-                continue
-            text = item.texts[0].value
-            if (kept_before, text) in missing:
-                missing.discard((kept_before, text))
-            elif any(entry.text == text and entry.position <= kept_before for entry in known):
-                plan.dropped.append(index - self._offset())
-                self._hit(carrier.rule, item.path)
-            elif self.memory is not None:
-                raw = self.document.text[item.start : item.end]
-                standing.append(Placed(kept_before, carrier.rule.name, raw, text))
-        for entry in known:
-            if (entry.position, entry.text) in missing:
-                self._insert(plan, entry)
-        plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
-
-    def _insert(self, plan: _Plan, entry: Placed) -> None:
-        if not 0 < entry.position <= len(self._counted):
-            return
-        before = self._counted[entry.position - 1]
-        if before.start < 0:
-            return
-        index = self._indices[entry.position - 1] - self._offset()
-        plan.inserted.setdefault(index, []).append(entry.raw)
-        if entry.rule in self.rules.by_name:
-            self._hit(self.rules.by_name[entry.rule], before.path)
-
-    def _offset(self) -> int:
-        """
-        Return how many items stand before the list: top-level system texts.
-        """
-        return len(self.document.items) - len(self.document.elements)
-
     def _hit(self, rule: Rule, path: JsonPath, n: int = 1) -> None:
         self.hits.append(Hit(rule.name, spell_path(path), rule.spec.action, n))
 
-    def _count(self, appends: Sequence[Op]) -> None:
-        for rule, path, n in self.findings.done:
+    def _count(self, plan: Plan, appends: Sequence[Op]) -> None:
+        for rule, path, n in (*plan.done, *self.findings.done):
             self._hit(rule, path, n)
         for index, local in self.findings.local.items():
-            for rule, inside, n in local.done:
-                self._hit(rule, (*self.document.items[index].path, *inside), n)
+            if local.done:
+                where = spell_path(self.document.items[index].path)
+                self.hits += [Hit(rule, where + inside, action, n) for rule, inside, action, n in local.done]
         for op in self.ops:
             # A frozen value that has not changed is no deed of its rule.
             if op.counted and op.new is not None and (not op.key or op.new != op.live):
@@ -408,7 +266,7 @@ class _Request:
         for op in appends:
             self._hit(op.rule, op.text.path)
 
-    def _remember(self, chain: Chain, state: Remembered, plan: _Plan, live: Mapping[str, str]) -> None:
+    def _remember(self, chain: Chain, state: Remembered, plan: Plan, live: Mapping[str, str]) -> None:
         assert self.memory is not None
         self.memory.remember(
             chain,
@@ -441,14 +299,3 @@ class _Request:
                             self.memory.warned.add(warning.text)
                         break
         return tuple(found)
-
-
-def _last_text(item: Item, ops: Sequence[Op]) -> Text:
-    """
-    Return the last text of an item that rules leave standing.
-    """
-    for text in reversed(item.texts):
-        own = [op for op in ops if op.text is text]
-        if not own or changed_text(text, own, bare=False):
-            return text
-    return item.texts[-1]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.dialects import Api, api_of, read_document, turn_markers
+from kvstack.prompt.dialects import Api, api_of, read_document
+from kvstack.prompt.roles import turn_markers
 from kvstack.prompt.rules import RuleSet, apply_rules
 
 STAMP = "[Wed 2026-02-18 20:48 UTC] "

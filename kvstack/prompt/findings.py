@@ -1,0 +1,62 @@
+"""
+What the rules found in a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvstack.prompt.editing import Op
+from kvstack.prompt.recurring import Local
+from kvstack.prompt.ruleset import Rule
+from kvstack.prompt.splice import JsonPath
+
+__all__ = ["Append", "Carrier", "Findings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """
+    Text that a rule wants at the end of the newest user text.
+    """
+
+    rule: Rule
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """
+    A whole message that the client adds to the newest turn and never keeps.
+
+    Attributes:
+        index: Index of its item in the document.
+        rule: The rule that deals with it; None if that is switched off.
+        same: What is equal in all carriers of one conversation; empty if unknown.
+    """
+
+    index: int
+    rule: Rule | None
+    same: str = ""
+
+
+@dataclass(slots=True)
+class Findings:
+    """
+    Everything that the rules found in one request.
+
+    Attributes:
+        ops: Replacements in texts.
+        appends: What goes to the end of the newest user text.
+        carriers: Whole messages that the client adds to the newest turn.
+        done: Rules that are counted already: rule, path, how many things.
+        message_ids: `message_id` keys removed.
+        local: What is settled already, by index of the item.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    appends: list[Append] = field(default_factory=list)
+    carriers: list[Carrier] = field(default_factory=list)
+    done: list[tuple[Rule, JsonPath, int]] = field(default_factory=list)
+    message_ids: int = 0
+    local: dict[int, Local] = field(default_factory=dict)

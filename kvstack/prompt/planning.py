@@ -1,0 +1,217 @@
+"""
+What shall happen to a request, knowing what happened to the ones before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvstack.prompt.conversation import Appended, Placed, Remembered
+from kvstack.prompt.dialects import Document, Item, Text
+from kvstack.prompt.editing import Op, changed_text
+from kvstack.prompt.findings import Append, Findings
+from kvstack.prompt.ruleset import Rule, RuleSet
+from kvstack.prompt.splice import JsonPath
+
+__all__ = ["Plan", "Planner"]
+
+
+@dataclass(slots=True)
+class Plan:
+    """
+    What shall happen to a request beside the replacements that rules made on their own.
+
+    Attributes:
+        frozen: Values that are replayed from now on.
+        announced: Changed values that the model is told with this request or was told before.
+        appended: Text appended to turns.
+        placed: Carriers and their places.
+        dropped: Indices in the item list that go.
+        inserted: Raw items to insert, by the index in the item list that they follow.
+        done: What is to be counted: rule, path, how many things.
+    """
+
+    frozen: dict[str, str]
+    announced: dict[str, str]
+    appended: list[Appended]
+    placed: list[Placed]
+    dropped: list[int] = field(default_factory=list)
+    inserted: dict[int, list[str]] = field(default_factory=dict)
+    done: list[tuple[Rule, JsonPath, int]] = field(default_factory=list)
+
+
+class Planner:
+    """
+    Decides about one request.
+
+    Args:
+        document: The request.
+        findings: What the rules found in it.
+        ops: Their replacements, settled.
+        rules: All rules.
+        indices: Indices of the items that count.
+        remembers: There is a memory; without one nothing is frozen, placed or announced.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        findings: Findings,
+        ops: Sequence[Op],
+        rules: RuleSet,
+        indices: Sequence[int],
+        remembers: bool,
+    ) -> None:
+        self._document = document
+        self._findings = findings
+        self._ops = ops
+        self._rules = rules
+        self._indices = indices
+        self._counted = [document.items[index] for index in indices]
+        self._remembers = remembers
+
+    def decide(self, state: Remembered, live: Mapping[str, str]) -> Plan:
+        """
+        Decide what shall happen to the request, knowing what happened to the ones before it.
+
+        Args:
+            state: What is remembered of the conversation.
+            live: What stands now where values are frozen.
+        """
+        plan = Plan(dict(state.frozen), dict(state.announced), list(state.appended), list(state.placed))
+        newest = self._newest()
+        self._freeze(plan)
+        # What was appended to this turn before is what the server has cached: the same bytes again, nothing new.
+        if newest is not None and not any(entry.position == newest for entry in plan.appended):
+            wanted = list(self._findings.appends)
+            if self._is_last(newest):
+                wanted += self._announcements(plan, live)
+            plan.appended += [
+                Appended(newest, append.rule.name, append.text, append.rule.spec.action != "tail") for append in wanted
+            ]
+        self._place(plan)
+        return plan
+
+    def _newest(self) -> int | None:
+        """
+        Return the position of the user's newest turn.
+        """
+        counted = self._counted
+        return next(
+            (n for n in range(len(counted) - 1, -1, -1) if counted[n].role == "user" and counted[n].texts), None
+        )
+
+    def _is_last(self, position: int) -> bool:
+        """
+        Tell whether nothing was answered to this turn yet.
+        """
+        return all(item.role in ("system", "other") for item in self._counted[position + 1 :])
+
+    def _freeze(self, plan: Plan) -> None:
+        if not self._remembers:
+            return
+        for op in self._ops:
+            if op.key:
+                op.new = plan.frozen.setdefault(op.key, op.live)
+
+    def _announcements(self, plan: Plan, live: Mapping[str, str]) -> list[Append]:
+        """
+        Tell the model once of each frozen value that has changed since it was told last.
+        """
+        if not self._remembers:
+            return []
+        found = []
+        for op in self._ops:
+            if op.key and op.rule.spec.announce:
+                known = plan.announced.get(op.key, plan.frozen[op.key])
+                if live[op.key] != known:
+                    plan.announced[op.key] = live[op.key]
+                    found.append(Append(op.rule, "\n\n" + op.rule.spec.text.replace("{value}", live[op.key])))
+        return found
+
+    def append_ops(self, plan: Plan) -> list[Op]:
+        """
+        Append to the newest turn what it needs, and to earlier ones what they had.
+        """
+        newest = self._newest()
+        by_position: dict[int, list[Appended]] = {}
+        for entry in plan.appended:
+            if (entry.sticky or entry.position == newest) and entry.rule in self._rules.by_name:
+                by_position.setdefault(entry.position, []).append(entry)
+        ops = []
+        for position, entries in by_position.items():
+            item = self._counted[position] if position < len(self._counted) else None
+            if item is None or item.role != "user" or not item.texts:
+                continue
+            text = _last_text(item, self._ops)
+            if not text.value.endswith("".join(entry.text for entry in entries)):
+                end = len(text.value)
+                ops += [Op(text, end, end, entry.text, "", self._rules.by_name[entry.rule]) for entry in entries]
+        return ops
+
+    def _place(self, plan: Plan) -> None:
+        """
+        Leave each carrier where it first stood, and bring back those whose turn is history.
+        """
+        if not self._findings.carriers and not plan.placed:
+            return
+        items = self._document.items
+        standing: list[Placed] = []
+        known = list(plan.placed)
+        kept_before = 0
+        missing = {(entry.position, entry.text) for entry in known}
+        by_index = {carrier.index: carrier for carrier in self._findings.carriers}
+        for index, item in enumerate(items):
+            carrier = by_index.get(index)
+            if carrier is None:
+                kept_before += item.role != "reasoning"
+                continue
+            if carrier.rule is None:
+                continue
+            if carrier.rule.spec.action == "drop":
+                plan.dropped.append(index - self._offset())
+                plan.done.append((carrier.rule, item.path, 1))
+                continue
+            text = item.texts[0].value
+            if (kept_before, text) in missing:
+                missing.discard((kept_before, text))
+            elif any(entry.text == text and entry.position <= kept_before for entry in known):
+                plan.dropped.append(index - self._offset())
+                plan.done.append((carrier.rule, item.path, 1))
+            elif self._remembers:
+                raw = self._document.text[item.start : item.end]
+                standing.append(Placed(kept_before, carrier.rule.name, raw, text))
+        for entry in known:
+            if (entry.position, entry.text) in missing:
+                self._insert(plan, entry)
+        plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
+
+    def _insert(self, plan: Plan, entry: Placed) -> None:
+        if not 0 < entry.position <= len(self._counted):
+            return
+        before = self._counted[entry.position - 1]
+        if before.start < 0:
+            return
+        index = self._indices[entry.position - 1] - self._offset()
+        plan.inserted.setdefault(index, []).append(entry.raw)
+        if entry.rule in self._rules.by_name:
+            plan.done.append((self._rules.by_name[entry.rule], before.path, 1))
+
+    def _offset(self) -> int:
+        """
+        Return how many items stand before the list: top-level system texts.
+        """
+        array = self._document.array
+        return len(self._document.items) - (len(array.values) if array is not None else 0)
+
+
+def _last_text(item: Item, ops: Sequence[Op]) -> Text:
+    """
+    Return the last text of an item that rules leave standing.
+    """
+    for text in reversed(item.texts):
+        own = [op for op in ops if op.text is text]
+        if not own or changed_text(text, own, bare=False):
+            return text
+    return item.texts[-1]
