@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Callable
+from importlib.resources import files
+from typing import get_args
 
 import pytest
 
-from kvstack.core.rulespec import RulePatch
+from kvstack.core.rulespec import Action, RulePatch
 from kvstack.errors import ConfigError
 from kvstack.prompt.inspecting import list_rules, show_edits
 from kvstack.prompt.rules import Pack, RuleSet, RuleSettings, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.tokens import READERS
 
 Ruled = Callable[..., RuleSet]
 CHAT = "/v1/chat/completions"
@@ -140,3 +145,29 @@ def test_edits_can_be_shown(rules: RuleSet) -> None:
     assert (shown.removed, shown.inserted) == ("[Wed 2026-02-18 20:48 UTC] ", "")
     assert shown.before.endswith('"content": "')
     assert shown.after == 'Hello"}]}'
+
+
+def guide() -> str:
+    """The guide to writing rules."""
+    return files("kvstack.packs").joinpath("README.md").read_text("utf-8")
+
+
+def test_examples_of_the_guide_work(ruled: Ruled) -> None:
+    """Every rule that the guide shows is accepted, and the timestamp example does what it says."""
+    examples = [tomllib.loads(text)["rules"] for text in re.findall(r"```toml\n(.*?)```", guide(), re.DOTALL)]
+    assert len(examples) == 2
+    for example in examples:
+        added = tuple(RulePatch(**entry) for entry in example.get("add", ()))
+        rules = ruled(added=added, disabled=frozenset(example.get("disable", ())))
+        assert {patch.name for patch in added} <= {rule.name for rule in rules.rules}
+    (stamp,) = examples[0]["add"]
+    assert said("<2026-02-18 20:48> Hello", ruled(added=(RulePatch(**stamp),))) == "Hello"
+
+
+def test_the_guide_names_every_token_and_action() -> None:
+    """Nothing that a rule may say is left out of the guide."""
+    text = guide()
+    for token in (*READERS, "line", "text", "json", "json-fence", "hex:5"):
+        assert f"`{{{token}}}`" in text
+    for action in get_args(Action):
+        assert f"| `{action}` |" in text
