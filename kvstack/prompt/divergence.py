@@ -168,14 +168,17 @@ def _cause(old: Sequence[Segment], new: Sequence[Segment], number: int, before: 
         return _tools_cause(old, new, before, after)
     if segment.role == "system":
         return _text_cause(before, after, Cause.SYSTEM_CHANGED)
-    trimmed = _trimmed(old, new, number)
-    if trimmed:
+    following = old[number + 1] if number + 1 < len(old) else None
+    steps_up = other is not None and following is not None and following.text == other.text and segment.role == "user"
+    if steps_up and following is not None and following.index == segment.index:
+        # The next part took this one's place: what the client put in front of the words is gone.
+        return Cause.DECORATION
+    if _trimmed(old, new, number):
         return Cause.TRIMMED
     if other is None or segment.role != other.role:
         return Cause.MOVED
-    if number + 1 < len(old) and number < len(new) and old[number + 1].text == other.text and segment.role == "user":
-        # The next segment took this one's place: a part or a message in front of it is gone.
-        return Cause.DECORATION if old[number + 1].index == segment.index else Cause.MOVED
+    if steps_up:
+        return Cause.MOVED
     if segment.role == "user" and _decorated(segment.text, other.text):
         return Cause.DECORATION
     fallback = Cause.RESULT_CHANGED if segment.role == "tool" else Cause.HISTORY_EDITED
@@ -242,9 +245,17 @@ def _text_cause(before: str, after: str, otherwise: Cause) -> Cause:
     """
     if before.split() == after.split():
         return Cause.WHITE_SPACE
+    found = _value_cause(before, after)
+    if found is None:
+        # More than one thing changed; the first is what the cache stumbles over.
+        found = _value_cause(*((text.split() or [""])[0] for text in (before, after)))
+    return found or otherwise
+
+
+def _value_cause(before: str, after: str) -> Cause | None:
     values = [text for text in (before, after) if text.strip()]
     if not values or any(len(text) > 200 for text in values):
-        return otherwise
+        return None
     if all(_holds(text, _CLOCKS) for text in values):
         return Cause.CLOCK
     words = [text.strip("\"'`,;:.[](){}<>= \n") for text in values]
@@ -254,7 +265,7 @@ def _text_cause(before: str, after: str, otherwise: Cause) -> Cause:
         return Cause.COUNTER
     if all(_is_id(word) for word in words):
         return Cause.ID
-    return otherwise
+    return None
 
 
 def _holds(text: str, patterns: Sequence[Pattern]) -> bool:
@@ -283,13 +294,15 @@ def _changed(one: str, other: str) -> tuple[str, str]:
     """
     start = shared_length(one, other)
     tail = shared_length(one[start:][::-1], other[start:][::-1])
-    while start > 0 and not one[start - 1].isspace():
+    while start > 0 and _in_word(one[start - 1]):
         start -= 1
-    ends = len(one) - tail, len(other) - tail
-    while tail > 0 and not one[len(one) - tail].isspace():
+    while tail > 0 and _in_word(one[len(one) - tail]):
         tail -= 1
-        ends = len(one) - tail, len(other) - tail
-    return one[start : ends[0]], other[start : ends[1]]
+    return one[start : len(one) - tail], other[start : len(other) - tail]
+
+
+def _in_word(char: str) -> bool:
+    return char.isalnum() or char in "-_.:/,+"
 
 
 def _around(text: str, offset: int) -> str:

@@ -71,11 +71,11 @@ def render(body: bytes, path: str) -> tuple[Segment, ...]:
         return ()
     try:
         document = read_document(body.decode("utf-8"), api)
-    except (NotJson, UnicodeDecodeError):
+        segments = list(_tools(document.top.get("tools")))
+        for item in document.items:
+            segments += _item(item)
+    except (NotJson, UnicodeDecodeError, RecursionError):
         return ()
-    segments = list(_tools(document.top.get("tools")))
-    for item in document.items:
-        segments += _item(item)
     if not document.items:
         prompt = document.top.get("prompt", document.top.get("content"))
         if isinstance(prompt, str):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.divergence import Cause, diverge
 from kvstack.prompt.rendering import CommonPrefix, common_prefix, render
 from kvstack.prompt.rules import RuleSet, Stripped, apply_rules, compile_rules, parse_pack
 from tests.golden.rules.corpus import FOLDER, Request, load, names
@@ -125,3 +126,14 @@ def test_two_conversations_at_once_do_not_mix(rules: RuleSet, name: str) -> None
                 apply_rules(beside[number].body, beside[number].path, rules, memory, beside[number].headers)
         together.append(apply_rules(request.body, request.path, rules, memory, request.headers).body)
     assert together == alone
+
+
+@pytest.mark.parametrize("name", names())
+def test_cause_of_each_divergence(rules: RuleSet, name: str) -> None:
+    """What parts consecutive requests is named before the rules, and after them nothing that a rule could mend."""
+    done = [(request, stripped) for request, stripped in run(name, rules) if not request.side]
+    raw = [diverge(one.body, two.body, one.path) for (one, _), (two, _) in pairwise(done)]
+    assert [f"{found.cause} in {found.path}" if found else None for found in raw] == EXPECTED["causes"][name]
+    ruled = [diverge(one.body, two.body, request.path) for (request, one), (_, two) in pairwise(done)]
+    mendable = {Cause.ID, Cause.CLOCK, Cause.COUNTER, Cause.MOVED, Cause.DECORATION}
+    assert not any(found and found.cause in mendable for found in ruled)

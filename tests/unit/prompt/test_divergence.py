@@ -1,0 +1,106 @@
+"""Where two requests part, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvstack.prompt.divergence import Cause, Divergence, diverge, habits
+from kvstack.prompt.rendering import common_prefix, render
+
+CHAT = "/v1/chat/completions"
+
+
+def ask(*messages: tuple[str, Any], system: str = "You help.", **more: Any) -> bytes:
+    """A chat body."""
+    said = [{"role": role, "content": content} for role, content in messages]
+    return json.dumps({"messages": [{"role": "system", "content": system}, *said], **more}).encode()
+
+
+U, A = ("user", "one"), ("assistant", "yes")
+NOTE = {"type": "text", "text": "<note>today</note>"}
+WORDS = {"type": "text", "text": "two"}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "cause", "path"),
+    [
+        (ask(U, system="It is 20:48."), ask(U, system="It is 20:51."), Cause.CLOCK, "messages[0].content"),
+        (
+            ask(U, system="On Sun Mar 22 2026."),
+            ask(U, system="On Mon Mar 23 2026."),
+            Cause.CLOCK,
+            "messages[0].content",
+        ),
+        (ask(U, system='{"id": "4821a"}'), ask(U, system='{"id": "9b02c"}'), Cause.ID, "messages[0].content"),
+        (ask(U, system="cch=543cf;"), ask(U, system="cch=0a1b2;"), Cause.ID, "messages[0].content"),
+        (ask(U, system="left: 1,999,841"), ask(U, system="left: 1,998,002"), Cause.COUNTER, "messages[0].content"),
+        (ask(U, system="a  b"), ask(U, system="a b"), Cause.WHITE_SPACE, "messages[0].content"),
+        (ask(U, system="Room: kitchen"), ask(U, system="Room: bedroom"), Cause.SYSTEM_CHANGED, "messages[0].content"),
+        (ask(U, A, ("user", "two")), ask(U, A, ("user", "2 b")), Cause.HISTORY_EDITED, "messages[3].content"),
+        (ask(U, A, ("user", "note\n\ntwo")), ask(U, A, ("user", "two"), A), Cause.DECORATION, "messages[3].content"),
+        (
+            ask(U, A, ("user", [NOTE, WORDS])),
+            ask(U, A, ("user", [WORDS]), A),
+            Cause.DECORATION,
+            "messages[3].content[0].text",
+        ),
+        (ask(U, ("user", "carrier")), ask(U, A, ("user", "carrier")), Cause.MOVED, "messages[2].content"),
+        (ask(U, A, ("tool", "long")), ask(U, A, ("tool", "gone")), Cause.RESULT_CHANGED, "messages[3].content"),
+    ],
+)
+def test_causes(one: bytes, two: bytes, cause: Cause, path: str) -> None:
+    """Each kind of change is called by its name, at its place."""
+    found = diverge(one, two, CHAT)
+    assert found is not None
+    assert (found.cause, found.path) == (cause, path)
+
+
+def test_the_first_of_several_changes_counts() -> None:
+    """An id in front of other changes is what the cache stumbles over."""
+    one = ask(U, system='"message_id": "44115b30", "from": "ann"\nActivation: mention')
+    two = ask(U, system='"message_id": "65825666", "from": "bob"\n')
+    found = diverge(one, two, CHAT)
+    assert found is not None
+    assert found.cause is Cause.ID
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (ask(U), ask(U, A, ("user", "two"))),
+        (ask(U), ask(("user", [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}]), A)),
+        (ask(U, stream=True, seed=1), ask(U, stream=False, user="x")),
+        (b"{broken", ask(U)),
+        (ask(U), b"\xff"),
+    ],
+    ids=["longer", "other form", "other options", "broken", "no text"],
+)
+def test_no_divergence(one: bytes, two: bytes) -> None:
+    """An extension, another form of the same text, and what cannot be read are no difference."""
+    assert diverge(one, two, CHAT) is None
+
+
+def test_figures_and_words() -> None:
+    """Position, loss and the sentence of a divergence are right."""
+    one, two = ask(U, A, system="x" * 98 + " 1"), ask(U, A, system="x" * 98 + " 2")
+    found = diverge(one, two, CHAT)
+    assert found is not None
+    whole = common_prefix(render(one, CHAT), render(one, CHAT))
+    assert (found.offset, found.lost) == (99, whole.previous - 99)
+    assert found.position_ratio == pytest.approx(99 / whole.previous)
+    assert str(found) == "a number changed in messages[0].content @99"
+
+
+def test_one_change_is_no_habit() -> None:
+    """A place counts from its second change on; the most expensive one comes first."""
+
+    def change(path: str, lost: int, old: str, new: str) -> Divergence:
+        return Divergence(Cause.ID, path, 0, 0.5, lost, "", "", old, new)
+
+    found = habits(
+        [change("a", 5, "1", "2"), change("b", 9, "1", "2"), change("b", 9, "2", "3"), change("c", 1, "x", "y")]
+    )
+    assert [(habit.path, habit.times, habit.lost, habit.alternating) for habit in found] == [("b", 2, 18, False)]
