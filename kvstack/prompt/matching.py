@@ -16,7 +16,7 @@ from kvstack.prompt.findings import Append, Carrier, Findings
 from kvstack.prompt.head import Head, HeadBlock, match_first
 from kvstack.prompt.metadata import cut_keys, fits, plain
 from kvstack.prompt.pattern import Found, Pattern
-from kvstack.prompt.recurring import MAX_ITEM_CHARACTERS, Local
+from kvstack.prompt.recurring import MAX_ITEM_CHARACTERS, MAX_USER_ITEM_CHARACTERS, Local
 from kvstack.prompt.ruleset import Client, Rule, SearchTable
 from kvstack.prompt.splice import Edit, NotJson
 from kvstack.prompt.tooling import tool_texts
@@ -156,7 +156,8 @@ class _Finder:
         Returns:
             Whether the item is settled.
         """
-        if self._cache is None or not 0 <= item.start < item.end <= item.start + MAX_ITEM_CHARACTERS:
+        limit = MAX_USER_ITEM_CHARACTERS if item.role == "user" else MAX_ITEM_CHARACTERS
+        if self._cache is None or not 0 <= item.start < item.end <= item.start + limit:
             return False
         key = (self.client.name, self._dialect, self.document.text[item.start : item.end])
         if own is None:

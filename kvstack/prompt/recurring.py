@@ -14,8 +14,9 @@ from kvstack.prompt.splice import Edit
 
 __all__ = ["ItemCache", "Local"]
 
-# Longer items are rare, and looking them up would cost as much as reading them.
-MAX_ITEM_CHARACTERS = 16 * 1024
+# A longer item is read as fast as it is looked up; one of the user has more to be worked out.
+MAX_ITEM_CHARACTERS = 2 * 1024
+MAX_USER_ITEM_CHARACTERS = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
