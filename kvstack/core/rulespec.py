@@ -159,7 +159,7 @@ class RuleSpec(_Spec):
     """For `constant`: what takes the target's place."""
 
     text: str = ""
-    """What `tail`, `sticky`, `coarsen` and an announcement append; `{value}` is the target (for `coarsen`: its line)."""
+    """What `tail`, `sticky`, `coarsen` and announcements append; `{value}` is the target (for `coarsen`: its line)."""
 
     announce: bool = False
     """For `freeze`: append the live value once to the newest user text when it changes."""
@@ -191,8 +191,8 @@ class RuleSpec(_Spec):
             raise ValueError("needs either `block` or `pattern`")
         if self.action == "place" and self.where != "message":
             raise ValueError("`place` works on a whole message only")
-        if self.where == "message" and self.action not in ("place", "drop", "observe"):
-            raise ValueError("a whole message can be placed, dropped or observed")
+        if self.where == "message" and self.action not in ("place", "sticky", "drop", "observe"):
+            raise ValueError("a whole message can be placed, appended (`sticky`), dropped or observed")
         if self.action == "constant" and not self.constant:
             raise ValueError("`constant` needs the key `constant`")
         if self.action in ("tail", "sticky") and self.where == "tools":

@@ -52,6 +52,7 @@ class Planner:
         rules: All rules.
         indices: Indices of the items that count.
         remembers: There is a memory; without one nothing is frozen, placed or announced.
+        merges: The template refuses two messages of the user in a row: carriers become part of their turn.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Planner:
         rules: RuleSet,
         indices: Sequence[int],
         remembers: bool,
+        merges: bool = False,
     ) -> None:
         self._document = document
         self._findings = findings
@@ -70,6 +72,7 @@ class Planner:
         self._indices = indices
         self._counted = [document.items[index] for index in indices]
         self._remembers = remembers
+        self._merges = merges
 
     def decide(self, state: Remembered, live: Mapping[str, str]) -> Plan:
         """
@@ -160,11 +163,13 @@ class Planner:
         standing: list[Placed] = []
         known = list(plan.placed)
         kept_before = 0
+        turn: int | None = None
         missing = {(entry.position, entry.text) for entry in known}
         by_index = {carrier.index: carrier for carrier in self._findings.carriers}
         for index, item in enumerate(items):
             carrier = by_index.get(index)
             if carrier is None:
+                turn = kept_before if item.role == "user" and item.texts else turn
                 kept_before += item.role != "reasoning"
                 continue
             if carrier.rule is None:
@@ -174,6 +179,9 @@ class Planner:
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
             text = item.texts[0].value
+            if turn is not None and (self._merges or carrier.rule.spec.action == "sticky"):
+                self._merge(plan, turn, carrier.rule, item, text)
+                continue
             if (kept_before, text) in missing:
                 missing.discard((kept_before, text))
             elif any(entry.text == text and entry.position <= kept_before for entry in known):
@@ -186,6 +194,17 @@ class Planner:
             if (entry.position, entry.text) in missing:
                 self._insert(plan, entry)
         plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
+
+    def _merge(self, plan: Plan, turn: int, rule: Rule, item: Item, text: str) -> None:
+        """
+        Append a carrier to the turn that it belongs to; a later one with other words stays a message of its own.
+        """
+        appended = [entry.text for entry in plan.appended if entry.position == turn and entry.rule == rule.name]
+        if not appended:
+            plan.appended.append(Appended(turn, rule.name, f"\n\n{text}", sticky=True))
+        if not appended or f"\n\n{text}" in appended:
+            plan.dropped.append(item.index)
+            plan.done.append((rule, item.path, 1))
 
     def _insert(self, plan: Plan, entry: Placed) -> None:
         if not 0 < entry.position <= len(self._counted):

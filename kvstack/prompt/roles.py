@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ROLES", "Role", "TurnMarkers", "split_prompt", "turn_markers"]
+__all__ = ["ROLES", "Role", "TurnMarkers", "must_alternate", "split_prompt", "turn_markers"]
 
 Role = Literal["system", "user", "assistant", "tool", "reasoning", "other"]
 
@@ -54,6 +54,13 @@ def turn_markers(chat_template: str | None) -> TurnMarkers | None:
     if chat_template is None:
         return None
     return next((markers for sign, markers in _MARKERS.items() if sign in chat_template), None)
+
+
+def must_alternate(chat_template: str | None) -> bool:
+    """
+    Tell whether a template refuses two messages of one role in a row: it says so when it raises.
+    """
+    return chat_template is not None and "raise_exception" in chat_template and "alternate" in chat_template
 
 
 def split_prompt(prompt: str, markers: TurnMarkers) -> list[tuple[Role, int, int]]:

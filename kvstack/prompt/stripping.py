@@ -20,7 +20,7 @@ from kvstack.prompt.editing import Op, body_edits, changed_text, settle
 from kvstack.prompt.findings import Findings
 from kvstack.prompt.matching import find_all
 from kvstack.prompt.planning import Plan, Planner
-from kvstack.prompt.roles import turn_markers
+from kvstack.prompt.roles import must_alternate, turn_markers
 from kvstack.prompt.ruleset import Client, Rule, RuleSet
 from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
 
@@ -100,7 +100,8 @@ def apply_rules(
         rules: The compiled rules.
         memory: What earlier requests left; without it nothing is frozen, placed or appended again.
         headers: The request's header pairs.
-        chat_template: The model's chat template, to split raw prompts into turns.
+        chat_template: The model's chat template: it tells how raw prompts split into turns, and whether roles must
+            alternate.
 
     Returns:
         The body to send and what was done.  Bytes that are no JSON object come back untouched.
@@ -111,7 +112,7 @@ def apply_rules(
     try:
         text = body.decode("utf-8")
         document = read_document(text, api, turn_markers(chat_template) if api is Api.COMPLETION else None)
-        return _Request(document, rules, memory, headers).strip(body)
+        return _Request(document, rules, memory, headers, must_alternate(chat_template)).strip(body)
     except (UnicodeDecodeError, NotJson, RecursionError):
         return Stripped(body, api=api)
 
@@ -123,8 +124,10 @@ class _Request:
         rules: RuleSet,
         memory: ConversationMemory | None,
         headers: Sequence[tuple[str, str]],
+        merges: bool,
     ) -> None:
         self.document = document
+        self.merges = merges
         self.rules = rules
         self.memory = memory
         self.headers = headers
@@ -149,7 +152,8 @@ class _Request:
         """
         document, findings = self.document, self.findings
         state, chain, live = self._recall()
-        planner = Planner(document, findings, self.ops, self.rules, self._indices, self.memory is not None)
+        remembers = self.memory is not None
+        planner = Planner(document, findings, self.ops, self.rules, self._indices, remembers, self.merges)
         plan = planner.decide(state, live)
         appends = planner.append_ops(plan)
         self._count(plan, appends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from kvstack.core.rulespec import RulePatch
@@ -165,6 +166,28 @@ def test_changed_carrier_in_a_tool_loop_is_sent_beside_the_old_one() -> None:
     later, _ = send(ask(U1, CALL, TOOL, A1, U2), memory)
     assert loop[1:] == ["one", C1[1], "calling", "result", C2[1]]
     assert later[1:] == ["one", C1[1], "calling", "result", C2[1], "yes", "two"]
+
+
+STRICT = "{{ raise_exception('Conversation roles must alternate user/assistant') }}"
+
+
+def test_carriers_become_part_of_their_turn_where_roles_must_alternate() -> None:
+    """A template that refuses two user messages in a row gets the carrier inside the user's text, for good."""
+    memory = ConversationMemory()
+
+    def texts(*messages: tuple[str, str]) -> list[str]:
+        body = json.dumps(ask(*messages)).encode()
+        sent = json.loads(apply_rules(body, CHAT, RULES, memory, chat_template=STRICT).body)["messages"]
+        roles = [message["role"] for message in sent]
+        assert all(one != two for one, two in pairwise(roles))
+        return [message["content"] for message in sent][1:]
+
+    first = texts(U1, C1)
+    loop = texts(U1, CALL, TOOL, C1)
+    later = texts(U1, CALL, TOOL, A1, U2, C2)
+    assert first == [f"one\n\n{C1[1]}"]
+    assert loop == [*first, "calling", "result"]
+    assert later == [*loop, "yes", f"two\n\n{C2[1]}"]
 
 
 def test_pasted_carrier_is_the_users() -> None:
