@@ -368,14 +368,14 @@ class Stack:
         except KvstackError as error:
             self.bus.publish(Notice(time.time(), "warning", f"The warm-up failed: {error.what}"))
 
-    async def _release_upstream(self) -> None:
+    async def _release_upstream(self) -> bool:
         if self._supervisor.state is not State.STOPPING:
             # A hung server is ended to be started again: the proxy stays, and its clients get an error when the
             # connections break.
-            return
+            return False
         if self._server is not None:
             self._server.stop()
-        await self._forward.close_exchanges(self._plan.config.server.stop_timeout_s)
+        return await self._forward.close_exchanges(self._plan.config.server.stop_timeout_s) > 0
 
     async def _wait_ready(self, timeout_s: float) -> bool:
         return await self._supervisor.wait_ready(timeout_s)

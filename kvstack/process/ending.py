@@ -11,10 +11,14 @@ from kvstack.process.child import Remains
 from kvstack.process.launch import Process
 from kvstack.process.waiting import Waiting
 
-__all__ = ["CLOSE_S", "SECOND_TERM_S", "end_child", "troubles"]
+__all__ = ["CLOSE_S", "SECOND_TERM_S", "end_child", "let_go", "troubles"]
 
 SECOND_TERM_S = 2.0
 """How long a child gets after the second SIGTERM, at which a llama-server ends at once."""
+
+NOTICE_S = 1.2
+"""How long a child gets to notice that its clients have gone: llama-server looks once a second, and if the SIGTERM
+comes before that look, it may wait for them for ever (b11434: one time in three)."""
 
 KILL_S = 5.0
 CLOSE_S = 2.0
@@ -23,7 +27,7 @@ CLOSE_S = 2.0
 async def end_child(
     child: Process,
     waiting: Waiting,
-    release: Callable[[], Awaitable[None]],
+    release: Callable[[], Awaitable[bool]],
     *,
     release_timeout_s: float,
     patience_s: float,
@@ -34,8 +38,8 @@ async def end_child(
     Args:
         child: Whom.
         waiting: Tells when somebody loses patience: then nobody is asked any more.
-        release: Closes the connections to it.  Comes before the first signal: with a request in flight, a llama-server
-            that is asked to end waits for that client.
+        release: Closes the connections to it, and tells whether any was cut off.  Comes before the first signal: with
+            a request in flight, a llama-server that is asked to end waits for that client.
         release_timeout_s: How long *release* may take, in seconds.
         patience_s: How long the child gets after the first SIGTERM, in seconds.
 
@@ -44,7 +48,8 @@ async def end_child(
     """
     await waiting.within(child.refresh(), CLOSE_S)
     if not waiting.kill_asked():
-        await waiting.within(release(), release_timeout_s)
+        if await let_go(waiting, release, release_timeout_s):
+            await waiting.within(child.gone(), NOTICE_S)
         for wait_s in (patience_s, SECOND_TERM_S):
             child.terminate()
             if await waiting.within(child.gone(), wait_s):
@@ -53,6 +58,28 @@ async def end_child(
                 break
     child.kill()
     return await waiting.within(child.gone(), KILL_S, killable=False)
+
+
+async def let_go(waiting: Waiting, release: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
+    """
+    Close the connections to the server.
+
+    Args:
+        waiting: Tells when somebody loses patience.
+        release: Does it, and tells whether any was cut off.
+        timeout_s: How long that may take, in seconds.
+
+    Returns:
+        Whether any was cut off, or may have been.
+    """
+    cut_off = True
+
+    async def close() -> None:
+        nonlocal cut_off
+        cut_off = await release()
+
+    await waiting.within(close(), timeout_s)
+    return cut_off
 
 
 def troubles(pid: int, remains: Remains) -> list[tuple[Literal["warning", "error"], str]]:

@@ -61,7 +61,7 @@ class Hooks:
             is not what the config asks for.
         warm: Warms up; a failed warm-up is the hook's to report.
         release_upstream: Closes the connections to the server: with a request in flight it would not follow a SIGTERM.
-            May let them end by themselves for `stop_timeout_s` first.
+            May let them end by themselves for `stop_timeout_s` first.  Tells whether any was cut off.
         spawned: Takes the new child's identity.
         busy: Tells of the slots, see `kvstack.process.watch.HangWatch.observe`; None if nobody can.
     """
@@ -71,7 +71,7 @@ class Hooks:
     health: Callable[[], Awaitable[Health]]
     verify: Callable[[int], Awaitable[None]]
     warm: Callable[[], Awaitable[None]]
-    release_upstream: Callable[[], Awaitable[None]]
+    release_upstream: Callable[[], Awaitable[bool]]
     spawned: Callable[[ProcessIdentity], None]
     busy: Callable[[], Awaitable[Hashable | None]] | None = None
 

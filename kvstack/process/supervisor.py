@@ -34,7 +34,7 @@ from kvstack.core.lifecycle import State, backoff_s, may_go
 from kvstack.errors import ChildLost, KvstackError, StartFailed
 from kvstack.process.child import Child, Remains
 from kvstack.process.death import Death, explain, is_telling, span_words, stalled
-from kvstack.process.ending import CLOSE_S, SECOND_TERM_S, end_child, troubles
+from kvstack.process.ending import CLOSE_S, SECOND_TERM_S, end_child, let_go, troubles
 from kvstack.process.launch import Hooks, Launch, Process
 from kvstack.process.pipes import RawSink
 from kvstack.process.waiting import StopAsked, Waiting, cancel
@@ -132,7 +132,7 @@ class Supervisor:
         except StopAsked:
             if self.state is not State.STOPPING:
                 self._go(State.STOPPING, self._waiting.reason)
-                await self._waiting.within(self._hooks.release_upstream(), self._release_timeout_s)
+                await let_go(self._waiting, self._hooks.release_upstream, self._release_timeout_s)
             self._go(State.STOPPED, self._waiting.reason)
         except KvstackError as error:
             self._go(State.FAILED, error.what)

@@ -118,20 +118,25 @@ class Forward:
         """
         return len(self._exchanges)
 
-    async def close_exchanges(self, grace_s: float) -> None:
+    async def close_exchanges(self, grace_s: float) -> int:
         """
         Let open exchanges end by themselves, then close them and with them the upstream's connections.
 
         Args:
             grace_s: How long they get, in seconds.
+
+        Returns:
+            How many were cut off.
         """
         waiting = set(self._exchanges)
         if waiting and grace_s > 0:
             await asyncio.wait(waiting, timeout=grace_s)
-        for exchange in set(self._exchanges):
+        cut_off = set(self._exchanges)
+        for exchange in cut_off:
             exchange.cancel()
-        if self._exchanges:
-            await asyncio.wait(set(self._exchanges), timeout=5.0)
+        if cut_off:
+            await asyncio.wait(cut_off, timeout=5.0)
+        return len(cut_off)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """

@@ -64,7 +64,7 @@ class Rig:
         self.identities: list[ProcessIdentity] = []
         self.released = 0
         self.warm: Callable[[], Awaitable[None]] = self._nothing
-        self.release: Callable[[], Awaitable[None]] = self._nothing
+        self.release: Callable[[], Awaitable[bool]] = self._none_cut_off
         self.port = port
         self.upstream = Upstream(f"http://127.0.0.1:{port}")
         self.health: Callable[[], Awaitable[Health]] = self.upstream.health
@@ -128,9 +128,12 @@ class Rig:
         if await asyncio.to_thread(holds_port, pid, self.port) is False:
             raise StartFailed("Another server answers on the port", f"pid {port_owners(self.port)}", "End it.")
 
-    async def _release(self) -> None:
+    async def _release(self) -> bool:
         self.released += 1
-        await self.release()
+        return await self.release()
+
+    async def _none_cut_off(self) -> bool:
+        return False
 
     async def _nothing(self) -> None:
         pass

@@ -39,7 +39,7 @@ async def test_stop_with_a_request_in_flight(
     A request of our own is closed before the first signal, so the server ends at once; a stranger's may hold it until
     the second signal.
     """
-    argv = real_argv(llama_server, model_path["dense"], free_port)
+    argv = real_argv(llama_server, model_path["dense"], free_port, "-c", "131072")  # else it is done in half a second
     rig = Rig(argv, free_port, tmp_path, stop_timeout_s=10.0 if ours else 1.0)
     async with rig.running() as task:
         assert await rig.supervisor.wait_ready(30)
@@ -51,10 +51,11 @@ async def test_stop_with_a_request_in_flight(
         writer.write(head % len(body) + body)
         await until(lambda: b"processing task" in rig.output())
 
-        async def release() -> None:
+        async def release() -> bool:
             if ours:
                 writer.close()
                 await writer.wait_closed()
+            return ours
 
         rig.release = release
         began_s = time.monotonic()
@@ -63,8 +64,8 @@ async def test_stop_with_a_request_in_flight(
         took_s = time.monotonic() - began_s
         writer.close()
         del reader
-    # The server looks once a second whether a client that it does not write to has gone.
-    assert took_s < (3.0 if ours else 4.0)
+    # Ours is not asked before it had the time to notice; a stranger's client holds some builds and not others.
+    assert (1.0 < took_s < 3.0) if ours else (took_s < 4.0)
     assert rig.states[-1] is State.STOPPED
     assert not lives(rig.pid)
     assert port_is_free(free_port)

@@ -164,8 +164,9 @@ class Machine(RuleBasedStateMachine):
     async def warm(self) -> None:
         await self.clock.sleep(self.warm_s)
 
-    async def release(self) -> None:
+    async def release(self) -> bool:
         self.releases += 1
+        return self.releases % 2 == 0
 
     async def life(self) -> None:
         try:

@@ -42,6 +42,7 @@ class World:
         self.slots: Hashable | None = IDLE
         self.log: list[str] = []
         self.terms_needed: int | None = 1
+        self.cuts_off = False
         hooks = Hooks(
             publish=self.events.append,
             output=lambda data, run: None,
@@ -125,8 +126,9 @@ class World:
         self.warmed += 1
         await self.clock.sleep(self.warm_s)
 
-    async def _release(self) -> None:
+    async def _release(self) -> bool:
         self.log.append(f"release after {self.children[-1].terms if self.children else 0} signals")
+        return self.cuts_off
 
     async def _busy(self) -> Hashable | None:
         return self.slots
@@ -422,6 +424,21 @@ async def test_stop_ladder(terms_needed: int | None, signals: int, took_s: float
         assert world.clock.now_s - began_s == pytest.approx(took_s, abs=0.15)
     assert world.children[0].terms == signals
     assert not world.children[0].alive
+
+
+async def test_server_notices_before_the_signal() -> None:
+    """After requests were cut off the server gets a good second to notice that, before it is asked to end."""
+    world = World()
+    world.cuts_off = True
+    async with world.running() as task:
+        await world.wait(1)
+        world.supervisor.stop("asked")
+        await world.wait(1.1)
+        assert world.children[0].terms == 0
+        await world.wait(0.2)
+        assert world.children[0].terms == 1
+        await world.wait(0.2)
+        assert task.done()
 
 
 async def test_memory_events() -> None:
