@@ -87,7 +87,8 @@ _ITEM_ROLES: dict[str, Role] = {
     "function_call_output": "tool",
     "custom_tool_call_output": "tool",
 }
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+# A tuple: a part may claim to be of any type, also of one that cannot be hashed.
+_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def api_of(path: str) -> Api | None:

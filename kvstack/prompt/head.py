@@ -56,11 +56,17 @@ class HeadBlock:
 @dataclass(frozen=True, slots=True)
 class Head:
     """
-    What the cursor read, and the kinds that match once more behind themselves: client and user both wrote one.
+    What the cursor read.
+
+    Attributes:
+        blocks: The blocks, in order.
+        doubled: Kinds that match once more behind themselves: client and user both wrote one.
+        words: Something of the user's follows.
     """
 
     blocks: tuple[HeadBlock, ...]
     doubled: frozenset[str] = frozenset()
+    words: bool = True
 
 
 def match_first(patterns: Sequence[Pattern], text: str, pos: int) -> Found | None:
@@ -107,7 +113,7 @@ class HeadReader:
                 read.append(hit)
                 used.add(hit.block.name)
                 pos = hit.end
-        return Head(tuple(read), frozenset(doubled))
+        return Head(tuple(read), frozenset(doubled), words=False)
 
     def _next(self, text: Text, pos: int, used: set[str], doubled: set[str]) -> HeadBlock | None:
         hit = None

@@ -122,7 +122,7 @@ class _Finder:
                 if not item.leading:
                     self._recurring(index, item, None)
                 continue
-            if opening is None and not item.texts:
+            if not item.texts:
                 continue
             contextual = opening is None and bool(first)
             opening = opening or item
@@ -211,6 +211,9 @@ class _Finder:
         # The client's block and the user's copy of it stand in a row: nobody can tell which is whose.
         if block.block.name in head.doubled:
             fitting = [rule for rule in fitting if rule.spec.keys]
+        # Without words there is nothing behind which a block could go.
+        if not head.words:
+            fitting = [rule for rule in fitting if rule.spec.action not in ("sticky", "tail")]
         if fitting:
             self._act((fitting, block.found), block.text, block.end, opening)
 

@@ -16,6 +16,9 @@ from kvstack.prompt.splice import JsonPath
 
 __all__ = ["Plan", "Planner"]
 
+# Enough of the end of a carrier to see that a text ends with one.
+_CLOSING_CHARACTERS = 24
+
 
 @dataclass(slots=True)
 class Plan:
@@ -179,7 +182,10 @@ class Planner:
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
             text = item.texts[0].value
-            if turn is not None and (self._merges or carrier.rule.spec.action == "sticky"):
+            merged = any(entry.position == turn and entry.text == f"\n\n{text}" for entry in plan.appended)
+            wanted = self._merges or carrier.rule.spec.action == "sticky"
+            # What was done to a carrier before is done again, also if the template or the rule changed meanwhile.
+            if turn is not None and (merged or (wanted and not any(entry.text == text for entry in known))):
                 self._merge(plan, turn, carrier.rule, item, text)
                 continue
             if (kept_before, text) in missing:
@@ -200,6 +206,9 @@ class Planner:
         Append a carrier to the turn that it belongs to; a later one with other words stays a message of its own.
         """
         appended = [entry.text for entry in plan.appended if entry.position == turn and entry.rule == rule.name]
+        words = self._counted[turn].texts[-1].value
+        if not appended and words.endswith(text[-_CLOSING_CHARACTERS:]):
+            return  # the turn has one already
         if not appended:
             plan.appended.append(Appended(turn, rule.name, f"\n\n{text}", sticky=True))
         if not appended or f"\n\n{text}" in appended:

@@ -101,7 +101,8 @@ def _item(item: Item) -> list[Segment]:
     texts = [Segment(spell_path(text.path), item.role, text.value.strip(), index) for text in item.texts]
     value = item.value if isinstance(item.value, dict) else {}
     beside: list[str] = []
-    for call in value.get("tool_calls") or ():
+    calls = value.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             beside.append(f"{function.get('name')} {function.get('arguments')}")
