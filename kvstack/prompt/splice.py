@@ -261,18 +261,18 @@ def _advance(text: str, raw: int, step: int) -> int:
     Without `\u` every escape takes two characters for one, and escapes are counted at C speed: each backslash opens
     one, but of two in a row only the first.  The estimate grows to the least offset that fits, which is the right one.
     """
-    if text.find("\\u", raw, raw + 2 * step) >= 0:
-        return _walk_escapes(text, raw, step)
     # `clean` is an offset that no escape spans; what stands before it is counted once.
     clean, escapes = raw, 0
     end = raw + step
     while True:
         total = escapes + text.count("\\", clean, end) - text.count("\\\\", clean, end)
         if raw + step + total == end:
-            return end
+            break
         if text[end - 1] != "\\":
             clean, escapes = end, total
         end = raw + step + total
+    # An escape of another length stands in the way: what was counted is wrong, and it takes a closer look.
+    return _walk_escapes(text, raw, step) if text.find("\\u", raw, end) >= 0 else end
 
 
 def _walk_escapes(text: str, raw: int, step: int) -> int:
