@@ -25,6 +25,25 @@ def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
+def test_rules_list_counts_what_a_running_stack_did(
+    llama_server: Path, model_path: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each rule's count is the one of the status, and of the request that it acted on."""
+    server: dict[str, Any] = {"binary": str(llama_server), "model": str(model_path["dense"]), "ctx_size": 4096}
+    with run_stack(tmp_path, server) as stack:
+        text = "[Wed 2026-02-18 20:48 UTC] hello"
+        for _ in range(2):
+            post(stack.proxy_port, CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": 1})
+        (first, _) = stack.wait_for_requests(2)
+        assert first["rules"] == {"openclaw.timestamps": 1}
+        assert stack.status()["totals"]["rules"] == {"openclaw.timestamps": 2}
+        command = [sys.executable, "-m", "kvstack", "rules", "list", "--json"]
+        listed = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout)
+        hits = {rule["name"]: rule["hits"] for rule in listed["data"]["rules"]}
+        assert hits.pop("openclaw.timestamps") == 2
+        assert set(hits.values()) == {0}
+
+
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_an_unknown_clients_id_in_the_system_text_is_named(
     kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
