@@ -64,7 +64,7 @@ class RunFile:
     Attributes:
         name: The stack's name.
         pid: Process id of kvstack.
-        started_s: Start time of that process as the system gives it, in seconds since the epoch: a pid alone may be
+        started_s: Start time of that process as `kvstack.process.identity` gives it, in seconds: a pid alone may be
             somebody else's by now.
         proxy_url: Base URL of the proxy and the control routes.
         token: Secret for the routes that act.

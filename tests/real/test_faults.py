@@ -170,6 +170,8 @@ def test_a_killed_child_is_restarted_and_served_again(tmp_path: Path, server: di
     with run_stack(tmp_path, {**server, "max_restarts": 3}) as stack:
         first = stack.status()["server"]["pid"]
         psutil.Process(first).kill()
+        # A request that the dying server has taken is lost with it; one that comes afterwards waits.
+        stack.wait_for("backoff")
         status, _ = post(stack.proxy_port, CHAT, BODY)
         assert status == 200
         after = stack.wait_for("ready")
