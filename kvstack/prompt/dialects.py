@@ -17,7 +17,6 @@ from kvstack.prompt.splice import (
     Array,
     JsonPath,
     NotJson,
-    find_literal,
     read_value,
     skip_space,
     walk_array,
@@ -223,24 +222,16 @@ class Document:
         """
         return _DIALECTS[self.api].items
 
-    def locate(self, path: JsonPath, value: str | None = None) -> tuple[int, int]:
+    def locate(self, path: JsonPath) -> tuple[int, int]:
         """
-        Find a value in the body text.
+        Find a value in the body text: its first offset, and the one behind its last.
+
+        By its path and never by what it looks like: the same text may stand in a tool's result too, in another
+        spelling, and that one is not ours to touch.
 
         Args:
             path: Its path from the top of the body.
-            value: What it is, if it is a string: then it is found without reading what stands before it.
-
-        Returns:
-            Its first offset, and the one behind its last unless *value* was given.
         """
-        last = path[-1]
-        if value is not None and isinstance(last, str) and len(path) > 1:
-            holder = self._place(path[:2]) if self.array is not None else None
-            if holder is not None:
-                place = find_literal(self.text, *holder, last, value)
-                if place >= 0:
-                    return place, place
         return self._place(path)
 
     def _place(self, path: JsonPath) -> tuple[int, int]:

@@ -113,8 +113,7 @@ def body_edits(
 
 def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> list[Edit]:
     offsets = [op.text.base + offset for op in group for offset in (op.start, op.end)]
-    text = group[0].text
-    raw = raw_offsets(document.text, document.locate(path, text.whole or text.value)[0], offsets)
+    raw = raw_offsets(document.text, document.locate(path)[0], offsets)
     return [Edit(raw[2 * n], raw[2 * n + 1], escape(op.new or "")) for n, op in enumerate(group)]
 
 

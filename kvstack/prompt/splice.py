@@ -23,7 +23,6 @@ __all__ = [
     "Number",
     "apply_edits",
     "escape",
-    "find_literal",
     "raw_offsets",
     "read_value",
     "removal",
@@ -50,10 +49,7 @@ class Number(str):
 
 
 _scan = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number).scan_once  # type: ignore[attr-defined]
-_PLAIN = json.JSONEncoder(ensure_ascii=False)
 _SPACE = " \t\n\r"
-# Spelling a longer string costs more than reading what stands before it.
-_MAX_SPELLED = 2048
 
 
 class Edit(NamedTuple):
@@ -208,27 +204,6 @@ def walk_array(text: str, pos: int) -> Array:
                 raise NotJson(f"expected a comma at {pos - 1}")
     except (StopIteration, ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
-
-
-def find_literal(text: str, start: int, end: int, key: str, value: str) -> int:
-    """
-    Find the literal of *value* under *key* between two offsets, if it is spelled as most writers do and stands once.
-
-    Returns:
-        The offset of its opening quote, or -1 if it takes a closer look to find it.
-    """
-    if len(value) > _MAX_SPELLED:
-        return -1
-    for spelled in (_PLAIN.encode(value), json.dumps(value)):
-        place = text.find(spelled, start, end)
-        if place < 0:
-            continue
-        before = place - 1 if text[place - 1] == ":" else place - 2
-        quoted = f'"{key}":'
-        if not text.startswith(quoted, before + 1 - len(quoted)) or text.find(spelled, place + 1, end) >= 0:
-            return -1
-        return place
-    return -1
 
 
 def raw_offsets(text: str, literal_start: int, decoded: Sequence[int]) -> list[int]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from kvstack.prompt.dialects import Api, read_document
+from kvstack.prompt.rules import RuleSet, apply_rules
 from kvstack.prompt.splice import Edit, NotJson, apply_edits, raw_offsets, removal, walk_object
 
 
@@ -60,3 +61,40 @@ def test_edits_do_not_overlap() -> None:
     """Overlapping edits are a bug of the caller and are refused."""
     with pytest.raises(ValueError, match="overlap"):
         apply_edits("abcdef", [Edit(0, 3, ""), Edit(2, 4, "")])
+
+
+TIMED = "[Wed 2026-02-18 20:48 UTC] see <b>"
+ESCAPED = '"[Wed 2026-02-18 20:48 UTC] see \\u003cb>"'
+PLAIN = json.dumps(TIMED)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "touched"),
+    [
+        (
+            "/v1/messages",
+            '{"messages":[{"role":"user","content":[{"type":"text","text":%s},{"type":"tool_result","tool_use_id":"a",'
+            '"content":[{"type":"text","text":%s}]}]}]}',
+            0,
+        ),
+        (
+            "/v1/messages",
+            '{"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":[{"type":"text",'
+            '"text":%s}]},{"type":"text","text":%s}]}]}',
+            1,
+        ),
+        ("/v1/chat/completions", '{"messages":[{"role":"user","content":%s,"extra":{"content":%s}}]}', 0),
+        ("/v1/chat/completions", '{"messages":[{"role":"user","extra":{"content":%s},"content":%s}]}', 1),
+        ("/v1/chat/completions", '{"messages":[{"role":"user","content":%s,"content":%s}]}', 1),
+        ("/v1/responses", '{"input":[{"role":"user","content":%s},{"type":"function_call_output","output":%s}]}', 0),
+    ],
+)
+@pytest.mark.parametrize("spellings", [(ESCAPED, PLAIN), (PLAIN, ESCAPED), (PLAIN, PLAIN), (ESCAPED, ESCAPED)])
+def test_the_same_text_elsewhere_in_another_spelling_is_not_touched(
+    path: str, body: str, touched: int, spellings: tuple[str, str], rules: RuleSet
+) -> None:
+    """Locality: the literal at the text's own path is edited, whatever looks like it stands where it may."""
+    literals = list(spellings)
+    before = (body % tuple(literals)).encode()
+    literals[touched] = literals[touched].replace("[Wed 2026-02-18 20:48 UTC] ", "")
+    assert apply_rules(before, path, rules).body == (body % tuple(literals)).encode()
