@@ -34,6 +34,7 @@ from kvstack.process.identity import ProcessIdentity, holds_port, identify, is_a
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
 from kvstack.process.watch import IDLE, slots_mark
 from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.inspecting import RuleLine, list_rules
 from kvstack.prompt.rules import Stripped, apply_rules
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
@@ -102,6 +103,12 @@ class Stack:
         The stack as it is now.
         """
         return self.bus.snapshot
+
+    def rules(self) -> list[RuleLine]:
+        """
+        All rules as this stack applies them: its file may have changed since, and `--set` is not in the file.
+        """
+        return list_rules(self._plan.rules)
 
     def request_stop(self, reason: str) -> None:
         """

@@ -6,6 +6,7 @@ The control routes: what another terminal asks of a running stack.
 | `GET /kvstack/status` | the Snapshot, as JSON |
 | `GET /kvstack/events` | the Snapshot, then every event, as server-sent events without a gap |
 | `GET /kvstack/metrics` | the Snapshot, for Prometheus |
+| `GET /kvstack/rules` | every rule as this stack has it, and how often it acted since the start |
 | `GET /kvstack/requests/N` | one request's figures, and their explanation; N may be `last` |
 | `GET /kvstack/requests/N?text=1` | with sixty characters around where it left its conversation; needs the token |
 | `GET /kvstack/requests/N/diff` | original against stripped, if `proxy.keep_bodies` kept it; needs the token |
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ from kvstack.core.explain import explain
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, Snapshot
 from kvstack.errors import KvstackError
+from kvstack.prompt.inspecting import RuleLine
 from kvstack.proxy.history import History
 from kvstack.proxy.metrics import CONTENT_TYPE, Metrics
 
@@ -51,6 +53,11 @@ class Controlled(Protocol):
     def snapshot(self) -> Snapshot:
         """
         The stack as it is now.
+        """
+
+    def rules(self) -> Sequence[RuleLine]:
+        """
+        All rules, in force or not.
         """
 
     async def warm_up(self) -> WarmupEnded:
@@ -122,6 +129,12 @@ def control_routes(stack: Controlled, token: str, metrics: Metrics, history: His
     async def show_metrics(_: Request) -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
+    async def rules(_: Request) -> Response:
+        hits = dict(stack.snapshot().totals.rules)
+        lines = [asdict(line) | {"hits": hits.get(line.name, 0)} for line in stack.rules()]
+        active = sum(line["active"] for line in lines)
+        return _answer(200, "success", f"{len(lines)} rules, {active} on", {"rules": lines})
+
     async def one_request(request: Request) -> Response:
         wants_text = "text" in request.query_params
         if wants_text and not may_act(request):
@@ -166,6 +179,7 @@ def control_routes(stack: Controlled, token: str, metrics: Metrics, history: His
         Route("/kvstack/status", status, methods=["GET"]),
         Route("/kvstack/events", events, methods=["GET"]),
         Route("/kvstack/metrics", show_metrics, methods=["GET"]),
+        Route("/kvstack/rules", rules, methods=["GET"]),
         Route("/kvstack/requests/{number}", one_request, methods=["GET"]),
         Route("/kvstack/requests/{number}/diff", guarded(diff), methods=["GET"]),
         Route("/kvstack/warmup", guarded(warmup), methods=["POST"]),

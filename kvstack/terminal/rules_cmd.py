@@ -6,23 +6,23 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstack.errors import KvstackError, UsageError
+from kvstack.errors import KvstackError, NotRunning, UsageError
 from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, app
-from kvstack.terminal.figures import plural
+from kvstack.terminal.figures import one_line, plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from kvstack.prompt.inspecting import RuleLine
     from kvstack.prompt.rules import RuleSet, Stripped
+    from kvstack.rundir import RunFile
 
 __all__ = ["list_rules", "try_rules"]
 
@@ -48,19 +48,19 @@ def list_rules(
     """
     List all rules: what each does, where it comes from, whether it is in force.
 
-    With a running stack also how often each rule acted since its start.
+    Of a running stack its rules as it applies them, and how often each acted since its start.
     """
 
     def action() -> output.Result:
+        run = _running(stack)
+        if run is not None:
+            data = {"stack": run.name, "config_path": run.config_path, "rules": _rules_of(run)}
+            return output.Result(data, _list_text(data["rules"], f" in the running stack {run.name!r}"))
         from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
 
-        config_path, hits = _stack(stack)
-        lines = inspecting.list_rules(_rules(config_path))
-        data = {
-            "config_path": config_path,
-            "rules": [asdict(line) | {"hits": hits.get(line.name, 0) if hits is not None else None} for line in lines],
-        }
-        return output.Result(data, _list_text(lines, hits))
+        lines = [asdict(line) | {"hits": None} for line in inspecting.list_rules(_rules(stack))]
+        where = " by default; no stack runs" if stack is None else ""
+        return output.Result({"stack": None, "config_path": stack, "rules": lines}, _list_text(lines, where))
 
     output.deliver("rules list", as_json, action)
 
@@ -87,18 +87,31 @@ def try_rules(
     output.deliver("rules test", as_json, action)
 
 
-def _stack(target: str | None) -> tuple[str | None, dict[str, int] | None]:
-    """The config file that is meant, and the hit counts of its stack if that runs."""
+def _running(target: str | None) -> RunFile | None:
+    """The running stack that is meant; None if a config file is, or nothing at all while none runs."""
     from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
 
     try:
-        run = client.find(target)
-    except KvstackError:
+        return client.find(target)
+    except NotRunning:
         if target is not None and not Path(target).expanduser().is_file():
             raise
-        return target, None
-    counted = client.fetch_status(run).get("totals", {}).get("rules") or {}
-    return run.config_path, {str(name): int(count) for name, count in counted.items()}
+        return None
+
+
+def _rules_of(run: RunFile) -> list[dict[str, Any]]:
+    """The rules that a running stack applies: `--set` is not in its file, and the file may have changed since."""
+    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+
+    answer = client.fetch(run, "rules")
+    lines = answer.data.get("rules") if answer.ok and answer.data is not None else None
+    if not isinstance(lines, list):
+        raise KvstackError(
+            f"The stack {run.name!r} does not tell its rules",
+            answer.message,
+            f"Is it a kvstack of this version?  It says {run.version}.",
+        )
+    return lines
 
 
 def _rules(config: str | None) -> RuleSet:
@@ -118,19 +131,19 @@ def _rules(config: str | None) -> RuleSet:
     return compile_rules([parse_pack(pack.read_text(encoding="utf-8"), pack.name) for pack in packs])
 
 
-def _list_text(lines: Sequence[RuleLine], hits: dict[str, int] | None) -> str:
+def _list_text(lines: Sequence[Mapping[str, Any]], where: str) -> str:
     out = []
     for line in lines:
-        state = "on " if line.active else "off"
-        facts = [line.where, line.action, f"for {line.client}", f"from {line.origin}"]
-        if line.switch:
-            facts.append(line.switch)
-        if hits is not None and line.active:
-            facts.append(f"acted {hits.get(line.name, 0):,} times")
-        out.append(f"{state}  {line.name}  ({', '.join(facts)})")
-        out += textwrap.wrap(line.summary, WIDTH, initial_indent="     ", subsequent_indent="     ")
-    active = sum(line.active for line in lines)
-    return "\n".join([*out, "", f"{plural(len(lines), 'rule')}, {active} on"])
+        state = "on " if line["active"] else "off"
+        facts = [line["where"], line["action"], f"for {line['client']}", f"from {line['origin']}"]
+        if line["switch"]:
+            facts.append(line["switch"])
+        if line["hits"] is not None and line["active"]:
+            facts.append(f"acted {line['hits']:,} times")
+        out.append(one_line(f"{state}  {line['name']}  ({', '.join(facts)})"))
+        out += textwrap.wrap(one_line(line["summary"]), WIDTH, initial_indent="     ", subsequent_indent="     ")
+    active = sum(line["active"] for line in lines)
+    return "\n".join([*out, "", f"{plural(len(lines), 'rule')}, {active} on{where}"])
 
 
 @dataclass(frozen=True, slots=True)

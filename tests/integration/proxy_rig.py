@@ -16,6 +16,7 @@ from kvstack.core.events import Event, WarmupEnded
 from kvstack.core.snapshot import Snapshot
 from kvstack.errors import NotReady
 from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.inspecting import RuleLine, list_rules
 from kvstack.prompt.rules import RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward, Strip
@@ -56,6 +57,12 @@ class FakeStack:
     def snapshot(self) -> Snapshot:
         """The stack as the bus has it."""
         return self.bus.snapshot
+
+    def rules(self) -> list[RuleLine]:
+        """OpenClaw's, without its timestamps."""
+        text = (resources.files("kvstack.packs") / "openclaw.toml").read_text(encoding="utf-8")
+        settings = RuleSettings(strip_timestamps=False)
+        return list_rules(compile_rules([parse_pack(text, "openclaw.toml")], settings))
 
     def subscribe(self) -> Subscription:
         """Listen to the bus."""

@@ -337,6 +337,23 @@ def test_watch_in_a_pipe(hanging: _HangingServer, tmp_path: Path) -> None:
         assert seen[-1]["data"]["requests"][0]["verdict"] == "CANCELLED"
 
 
+def test_rules_of_a_running_stack_are_what_it_applies(hanging: _HangingServer, tmp_path: Path) -> None:
+    """Switched off by --set, or in a file that was changed since: the list says what is in force, not what is written."""
+    settings = {"url": f"http://127.0.0.1:{hanging.server_port}"}
+    switched_off = ("--set", "proxy.strip_timestamps=false", "--set", 'rules.disable=["pi.date"]')
+    with run_stack(tmp_path, settings, warmup={"enabled": False}, arguments=switched_off):
+        (tmp_path / "box.toml").write_text("this is no config any more")
+        for target in ((), ("box",), (str(tmp_path / "box.toml"),)):
+            data = envelope("rules", "list", *target)["data"]
+            active = {rule["name"]: rule["active"] for rule in data["rules"]}
+            assert data["stack"] == "box"
+            assert (active["openclaw.timestamps"], active["pi.date"]) == (False, False)
+            assert all(rule["hits"] == 0 for rule in data["rules"])
+        text = kvstack("rules", "list").stdout
+        assert "off  openclaw.timestamps" in text
+        assert f"{sum(active.values())} on in the running stack 'box'" in text
+
+
 def test_a_reader_that_leaves_does_not_end_the_stack(hanging: _HangingServer, tmp_path: Path) -> None:
     """With stdout and stderr closed by their readers, the stack serves on."""
     settings = {"url": f"http://127.0.0.1:{hanging.server_port}"}

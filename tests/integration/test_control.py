@@ -55,6 +55,22 @@ async def test_an_unknown_control_route_is_ours_to_refuse() -> None:
     assert stub.connections == 0
 
 
+async def test_the_rules_are_those_of_the_running_stack() -> None:
+    """With the switches it was started with, and how often each acted."""
+    block = "```json\n{\n  \"schema\": \"openclaw.inbound_meta.v1\",\n  \"message_id\": \"1\"\n}\n```\n"
+    body = chat(block, 0)
+    async with run_stub(answer(ANSWER)) as stub, proxy(stub, strip=openclaw_strip) as running:
+        await exchange(running.port, http("POST", CHAT, body))
+        status, _, told = await exchange(running.port, http("GET", "/kvstack/rules"))
+        counted = running.stack.snapshot().totals.rules
+    assert status == 200
+    rules = {rule["name"]: rule for rule in json.loads(told)["data"]["rules"]}
+    assert rules["openclaw.timestamps"]["active"] is False
+    assert {name: rule["hits"] for name, rule in rules.items() if rule["hits"]} == counted
+    assert counted
+    assert json.loads(told)["message"] == f"{len(rules)} rules, {sum(rule['active'] for rule in rules.values())} on"
+
+
 def parse_events(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
     """Server-sent events as kind and data."""
     found = []
