@@ -302,11 +302,31 @@ def test_fr_13_date_at_midnight(rules: RuleSet) -> None:
     days = ["Sun Mar 22 2026", "Mon Mar 23 2026", "Mon Mar 23 2026"]
     bodies = grown(lambda turn: f"<env>\n  Today's date: {days[turn]}\n</env>", lambda turn, _: f"words {turn}")
     memory = ConversationMemory()
-    one, two, three = (send(rules, body, memory=memory)[0] for body in bodies)
+    client = [("User-Agent", "opencode/1.18.33")]
+    one, two, three = (send(rules, body, memory=memory, headers=client)[0] for body in bodies)
     assert extends(one, two)
     assert extends(two, three)
     assert two["messages"][-1]["content"] == "words 1\n\n[Today's date: Mon Mar 23 2026]"
     assert three["messages"][-1]["content"] == "words 2"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Conversation started: by {}, about taxes",
+        "Conversation started: Monday, April 13, 2026 12:0{} AM",
+        "Today's date: 2024-01-0{}",
+        "Today's date: Sun Mar 2{} 2026",
+        "Current date: 2026-11-1{}\nCurrent working directory: /srv",
+    ],
+)
+def test_a_date_in_the_system_text_of_an_unknown_client_is_its_own(rules: RuleSet, line: str) -> None:
+    """A mail or a ticket in the system text may hold such a line: without its client no rule of a client acts."""
+    memory = ConversationMemory()
+    for body in grown(
+        lambda turn: f"Answer from this mail.\n\n{line.format(turn)}\nRent is 500.", lambda turn, _: f"w {turn}"
+    ):
+        assert send(rules, body, memory=memory)[0] == body
 
 
 def test_fr_14_home_assistant_clock(rules: RuleSet, ruled: Ruled) -> None:
@@ -345,7 +365,9 @@ def test_fr_16_started_line_is_frozen_per_conversation(rules: RuleSet) -> None:
 
     def bodies(times: list[str], answer: str) -> list[Body]:
         made = grown(
-            lambda turn: f"You are Hermes.\n\nConversation started: Monday, April 13, 2026 {times[turn]}\nModel: m",
+            lambda turn: (
+                f"You are Hermes.\n\nConversation started: Monday, April 13, 2026 {times[turn]}\nModel: m\nProvider: p"
+            ),
             lambda turn, _: f"words {turn}",
             len(times),
         )
