@@ -21,7 +21,7 @@ from kvstack.prompt.rules import RuleSet, RuleSettings, compile_rules, parse_pac
 from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt
 from kvstack.rundir import cache_dir
 
-__all__ = ["Plan", "load_rules", "make_plan"]
+__all__ = ["Plan", "load_rules", "load_warmup", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Plan:
         config: The parsed config.
         config_path: Its file, absolute.
         rules: The rules, compiled.
-        warmup: The warm-up request before the rules, or None: off, or no prefix known.
+        warmup: The warm-up request before the rules, whether it is sent at the start or not; None if no prefix is known.
         command: The llama-server's command, or None when attached.
         env: The llama-server's environment.
         notices: What a person should know before the start.
@@ -123,7 +123,7 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
         KvstackError: Whatever stands in the way.
     """
     rules = load_rules(config, config_path)
-    warmup = _warmup_request(config)
+    warmup = load_warmup(config)
     if config.attached:
         return Plan(config, config_path, rules, warmup, Facts(config))
     binary = find_binary(config, environ)
@@ -161,10 +161,14 @@ def _check_model(facts: Facts) -> None:
     )
 
 
-def _warmup_request(config: Config) -> WarmupRequest | None:
+def load_warmup(config: Config) -> WarmupRequest | None:
+    """
+    Read what is to be warmed, also if that is not wanted at the start: `kvstack warmup` may ask for it.
+
+    Raises:
+        ConfigError: The file that the config names cannot be used.
+    """
     warmup = config.warmup
-    if not warmup.enabled:
-        return None
     if warmup.system_prompt is not None:
         return from_system_prompt(warmup.system_prompt)
     if warmup.system_prompt_file is not None:

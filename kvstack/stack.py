@@ -88,7 +88,6 @@ class Stack:
             self._upstream,
             self._strip_alone,
             plan.warmup,
-            enabled=config.warmup.enabled,
             long_user_text=plan.needs_checkpoints,
             ubatch_tokens=config.server.ubatch_size,
         )
@@ -370,6 +369,9 @@ class Stack:
                 self.bus.publish(Notice(time.time(), level, text))
 
     async def _warm(self) -> None:
+        if not self._plan.config.warmup.enabled:  # not by itself; whoever asks for it gets it
+            self.bus.publish(WarmupEnded(time.time(), "off"))
+            return
         try:
             await self.warm_up()
         except KvstackError as error:

@@ -29,7 +29,6 @@ class Warmer:
         upstream: The llama-server.
         strip: Applies the rules: body, path, header pairs.
         request: What to evaluate, before the rules; None if no prefix is known.
-        enabled: Whether a warm-up is wanted at all.
         long_user_text: Whether to put a user text of more than one batch behind the prefix.  A model that rewinds to
             checkpoints keeps the first one of a prompt for good; behind a long user text that one lies exactly at the
             end of system text and tools, behind a short one a batch before it.
@@ -42,14 +41,12 @@ class Warmer:
         strip: Callable[[bytes, str, list[tuple[str, str]]], Stripped],
         request: WarmupRequest | None,
         *,
-        enabled: bool,
         long_user_text: bool = False,
         ubatch_tokens: int | None = None,
     ) -> None:
         self._upstream = upstream
         self._strip = strip
         self._request = request
-        self._enabled = enabled
         self._long_user_text = long_user_text
         self._filler_tokens = (ubatch_tokens or DEFAULT_UBATCH_TOKENS) + SPARE_TOKENS
 
@@ -59,7 +56,7 @@ class Warmer:
         """
         request = self._request
         if request is None:
-            return WarmupEnded(time.time(), "no prefix known" if self._enabled else "off")
+            return WarmupEnded(time.time(), "no prefix known")
         begun = time.monotonic()
         try:
             if self._long_user_text:

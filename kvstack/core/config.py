@@ -228,8 +228,9 @@ class Warmup(_Section):
     """
 
     enabled: bool = True
-    """Warm up after each start.  On a model that rewinds to checkpoints (hybrid, sliding window) a filler of one batch is
-    evaluated behind the prefix: it keeps the checkpoint at the prefix's end for good."""
+    """Warm up after each start; off, only when `kvstack warmup` asks for it.  On a model that rewinds to checkpoints
+    (hybrid, sliding window) a filler of one batch is evaluated behind the prefix: it keeps the checkpoint at the
+    prefix's end for good."""
 
     system_prompt: Annotated[str, Field(min_length=1)] | None = None
     """The system prompt to warm."""

@@ -112,6 +112,7 @@ def control_routes(stack: Controlled, token: str, metrics: Metrics, history: His
             "outcome": ended.outcome,
             "prompt_tokens": ended.prompt_tokens,
             "evaluated_tokens": ended.evaluated_tokens,
+            "boundary_tokens": ended.boundary_tokens,
             "duration_ms": ended.duration_ms,
             "detail": ended.detail,
         }

@@ -19,7 +19,7 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
     """
     Warm the running stack's prefix up.
 
-    Waits until it is done, which may take minutes.
+    Waits until it is done, which may take minutes. Also where warmup.enabled is false.
     """
 
     def action() -> output.Result:
@@ -38,10 +38,12 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
                 "The warm-up failed" if data.get("outcome") != "no prefix known" else "There is nothing to warm up",
                 answer.message,
                 "Set warmup.request_file or warmup.system_prompt in the config."
-                if data.get("outcome") in {"no prefix known", "off"}
+                if data.get("outcome") == "no prefix known"
                 else f"See `kvstack logs {run.name}`.",
             )
-        prompt, new = figures.tokens(data.get("prompt_tokens")), figures.tokens(data.get("evaluated_tokens"))
+        # The prompt may hold a long user text behind the prefix, which nobody will ask for.
+        prefix = data.get("boundary_tokens") or data.get("prompt_tokens")
+        prompt, new = figures.tokens(prefix), figures.tokens(data.get("evaluated_tokens"))
         took = figures.seconds(data.get("duration_ms"))
         return output.Result(data, f"{run.name} is warm: {prompt} tokens, {new} evaluated in {took}")
 

@@ -135,3 +135,19 @@ async def test_a_server_that_is_not_there_ends_the_start() -> None:
     again._run_dir.lock()
     again._run_dir.unlock()
     await again._upstream.close()
+
+
+async def test_a_warm_up_that_is_off_at_the_start_can_be_asked_for() -> None:
+    """`warmup.enabled = false` means not by itself."""
+
+    def asked(stub: StubUpstream) -> list[str]:
+        return [one.request_line for one in stub.received if one.request_line.startswith("POST /v1/")]
+
+    switches = ("warmup.enabled=false", "warmup.system_prompt=You help.")
+    async with run_stub(answer(b"{}")) as stub, running(stub, closed_port(), *switches) as stack:
+        assert asked(stub) == []
+        assert stack.snapshot().warmup.outcome == "off"
+        assert (await stack.warm_up()).outcome == "done"
+        assert asked(stub) == [f"POST {CHAT} HTTP/1.1"]
+    async with run_stub(answer(b"{}")) as stub, running(stub, closed_port(), "warmup.enabled=false") as stack:
+        assert (await stack.warm_up()).outcome == "no prefix known"
