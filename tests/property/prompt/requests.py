@@ -88,6 +88,8 @@ clients = st.builds(
     tools=st.sampled_from(((), ("read",), ("read", "write"))),
 )
 
+PI_TOOLS = ("read", "bash", "edit", "write")
+
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
@@ -142,7 +144,8 @@ def body(client: Client, said: list[Turn], loop: bool, day: int = 1) -> Body:
     if client.kind == "carrier":
         items.append(_message(client, "user", carrier_text(newest)))
     text = system_text(client, newest, day)
-    tools = [_tool(client, name) for name in client.tools]
+    # The client with the date is known by its tools; without them its rules do not act.
+    tools = [_tool(client, name) for name in (PI_TOOLS if client.kind == "date" else client.tools)]
     head: Body = {"model": "m", "seed": 1.5e3, "tools": tools}
     if client.dialect == "messages":
         return head | {"system": [{"type": "text", "text": text}] if client.parts else text, "messages": items}
