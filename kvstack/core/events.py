@@ -159,7 +159,9 @@ class RequestForwarded:
 @dataclass(frozen=True, slots=True)
 class FirstByteSent:
     """
-    The first byte of the answer's body (of a stream: of its first token) came from the upstream.
+    The first token of a streamed answer came from the upstream.
+
+    An answer in one piece, also an error, has no such event: nobody sees when its first token was there.
     """
 
     time_s: float
@@ -198,6 +200,8 @@ class RequestEnded:
     status: int | None
     """HTTP status that the client got; None if it left before there was one."""
     outcome: Literal["done", "cancelled", "failed"]
+    error: str | None = None
+    """What went wrong on the way, if the answer itself does not say it."""
 
 
 @dataclass(frozen=True, slots=True)

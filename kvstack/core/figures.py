@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvstack.core.events import AnswerSeen
 from kvstack.core.views import RequestRow, TaskView
 
-__all__ = ["agrees", "compose", "prompt_of"]
+__all__ = ["agrees", "compose", "prompt_of", "ttft_ms"]
 
 _MS_PRINTED = 0.0051
 """The log rounds milliseconds to two places."""
@@ -76,6 +76,22 @@ def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
         prefill_tokens_per_s=task.tokens_per_s,
         work=task,
     )
+
+
+def ttft_ms(row: RequestRow) -> float | None:
+    """
+    Time to the first token, in milliseconds.
+
+    A stream shows it.  An answer in one piece comes when its last token is there: what the decode took lies between.
+    None if there was no token, or nobody knows when.
+    """
+    if row.is_streamed:
+        return row.ttft_ms
+    if row.phase != "done" or row.error is not None or row.generated_tokens == 0:
+        return None
+    if row.duration_ms is None or row.decode_ms is None:
+        return None
+    return max(row.duration_ms - row.decode_ms, 0.0)
 
 
 def _speed(said: float | None, generated: int | None, ms: float | None) -> float | None:

@@ -237,6 +237,8 @@ def _row_dict(row: RequestRow) -> dict[str, Any]:
         "reuse_ratio": row.reuse_ratio,
         "prefill_ms": row.prefill_ms,
         "ttft_ms": row.ttft_ms,
+        "is_streamed": row.is_streamed,
+        "duration_ms": row.duration_ms,
         "decode_ms": row.decode_ms,
         "decode_tokens_per_s": row.decode_tokens_per_s,
         "slot": row.slot,

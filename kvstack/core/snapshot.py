@@ -29,7 +29,7 @@ from kvstack.core.events import (
     StateChanged,
     WarmupEnded,
 )
-from kvstack.core.figures import compose
+from kvstack.core.figures import compose, ttft_ms
 from kvstack.core.join import Join, claim_warmup, fold, measured, settle, task_of
 from kvstack.core.lifecycle import State
 from kvstack.core.picture import Snapshot, add_notice
@@ -218,14 +218,19 @@ def _forwarded(row: RequestRow, run: int) -> RequestRow:
 
 
 def _ended(row: RequestRow, event: RequestEnded) -> RequestRow:
-    return row if row.is_over else replace(row, phase=event.outcome, status=event.status)
+    if row.is_over:
+        return row
+    duration_ms = max(event.time_s - row.time_s, 0.0) * 1000.0
+    error = row.error or event.error
+    return replace(row, phase=event.outcome, status=event.status, duration_ms=duration_ms, error=error)
 
 
 def _first_byte(row: RequestRow, time_s: float) -> RequestRow:
     return replace(
         row,
         phase=row.phase if row.is_over else "answering",
-        ttft_ms=max(time_s - row.time_s, 0.0) * 1000.0 if row.ttft_ms is None else row.ttft_ms,
+        ttft_ms=row.ttft_ms if row.is_streamed else max(time_s - row.time_s, 0.0) * 1000.0,
+        is_streamed=True,
     )
 
 
@@ -334,6 +339,7 @@ def _composed(snapshot: Snapshot, row: RequestRow) -> RequestRow:
         row,
         verdict=judgement.verdict,
         cause=judgement.cause,
+        ttft_ms=ttft_ms(row),
         lost_tokens=judgement.lost_tokens,
         cost_s=_seconds(judgement.lost_tokens, own or join.prefill_tokens_per_s),
         saved_s=_seconds(row.cached_tokens, join.prefill_tokens_per_s or own),

@@ -62,6 +62,11 @@ class RequestRow:
     lcp_similarity_ratio: float | None = None
     prefill_ms: float | None = None
     ttft_ms: float | None = None
+    """Of an answer in one piece: reckoned from its end and the time that the decode took."""
+    is_streamed: bool = False
+    """Whether the answer's first token was seen on its way to the client."""
+    duration_ms: float | None = None
+    """From the receipt to the end."""
     decode_ms: float | None = None
     decode_tokens_per_s: float | None = None
     slot: int | None = None

@@ -66,7 +66,8 @@ class AnswerTap:
     Reader of one answer.
 
     Attributes:
-        started: Whether the first token came; pings, comments and prefill progress do not count.
+        started: Whether the first token of a stream came; pings, comments and prefill progress do not count.  Of an
+            answer in one piece nobody can tell.
     """
 
     def __init__(self, id: int, api: str | None, content_type: str) -> None:
@@ -93,7 +94,6 @@ class AnswerTap:
         if not data or self._closed:
             return
         if not self._stream:
-            self.started = True
             if self._readable:
                 self._body.add(data)
             return
@@ -204,7 +204,7 @@ class AnswerTap:
     def _object(self, data: bytes, *, cut: bool = False) -> None:
         text = data.decode("utf-8", errors="replace")
         if cut:
-            self.started = True
+            self.started = self.started or self._stream
             self._search(text)
             return
         try:

@@ -189,6 +189,7 @@ class Forward:
                         number,
                         progress.status,
                         "cancelled" if cancelled else "failed" if failed else "done",
+                        progress.error,
                     )
                 )
 
@@ -253,8 +254,8 @@ class Forward:
         deadline = time.monotonic() + self._ready_timeout_s
         while True:
             if api is not None and not await self._wait_ready(max(0.0, deadline - time.monotonic())):
-                progress.status = 503
-                await self._reply_error(scope, send, api, 503, "the llama-server is not ready yet, try again later")
+                progress.status, progress.error = 503, "the llama-server is not ready yet, try again later"
+                await self._reply_error(scope, send, api, 503, progress.error)
                 return
             if number is not None:
                 self._publish(RequestForwarded(time.time(), number))
@@ -275,14 +276,14 @@ class Forward:
     async def _reply_broken(
         self, scope: Scope, send: Send, api: str | None, error: UpstreamError, progress: _Progress
     ) -> None:
-        progress.error = str(error)
+        happened = "broke off" if error.reached else "cannot be reached"
+        progress.error = f"the llama-server {happened}: {error}"
         if progress.answering:
             # The head is out already: ending here without a last piece makes the server close the connection, which
             # tells the client that the answer is not whole.
             return
         progress.status = 502 if error.reached else 503
-        happened = "broke off" if error.reached else "cannot be reached"
-        await self._reply_error(scope, send, api, progress.status, f"the llama-server {happened}: {error}")
+        await self._reply_error(scope, send, api, progress.status, progress.error)
 
     async def _relay(
         self, scope: Scope, send: Send, api: str | None, stream: Stream, number: int | None, progress: _Progress

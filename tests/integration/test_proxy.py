@@ -347,9 +347,11 @@ async def test_a_chunked_upload_is_accepted() -> None:
 
 
 async def test_an_answers_figures_become_events() -> None:
-    """Received, first byte, answer, ended: in that order, with the answer's own timings."""
-    body = json.dumps({"choices": [], "timings": {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 1}})
-    async with run_stub(answer(body.encode())) as stub, proxy(stub) as running:
+    """Received, first token of the stream, answer, ended: in that order, with the answer's own timings."""
+    timings = {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 1}
+    last = json.dumps({"choices": [], "timings": timings})
+    body = 'data: {"choices": [{"delta": {"content": "Yes"}}]}\n\n' + f"data: {last}\n\n"
+    async with run_stub(answer(body.encode(), content_type="text/event-stream")) as stub, proxy(stub) as running:
         await exchange(running.port, http("POST", CHAT, BODY))
     (seen,) = running.of(AnswerSeen)
     assert isinstance(seen, AnswerSeen)
@@ -358,6 +360,21 @@ async def test_an_answers_figures_become_events() -> None:
     assert (
         kinds.index(RequestReceived) < kinds.index(FirstByteSent) < kinds.index(AnswerSeen) < kinds.index(RequestEnded)
     )
+
+
+async def test_an_error_names_itself_and_has_no_first_token() -> None:
+    """An answer in one piece, whole or an error, shows no first token; a server that is gone is named at the end."""
+    refusal = answer(b'{"error": {"message": "too long"}}', "400 Bad Request")
+    ends: list[RequestEnded] = []
+    async with run_stub(refusal) as stub, proxy(stub) as refusing, proxy(None) as lonely:
+        for running in (refusing, lonely):
+            await exchange(running.port, http("POST", CHAT, BODY))
+            assert running.of(FirstByteSent) == []
+            ends += [event for event in running.of(RequestEnded) if isinstance(event, RequestEnded)]
+    refused, gone = ends
+    assert (refused.status, refused.outcome, refused.error) == (400, "failed", "too long")
+    assert (gone.status, gone.outcome) == (503, "failed")
+    assert "cannot be reached" in (gone.error or "")
 
 
 async def test_open_streams_get_their_grace_and_are_closed_then() -> None:

@@ -115,12 +115,14 @@ def test_the_first_token_starts_an_answer(build: str, name: str, token: bytes) -
     assert tap.started
 
 
-def test_a_whole_body_starts_with_its_first_byte() -> None:
-    """An answer that is not streamed begins when it begins."""
+@pytest.mark.parametrize("text", [b'{"choices": [{"message": {"content": "Yes."}}]}', b'{"error": {"message": "no"}}'])
+@pytest.mark.parametrize("padding", [0, 3 << 20])
+def test_a_whole_body_does_not_show_its_first_token(text: bytes, padding: int) -> None:
+    """An answer in one piece, short or long, and an error say nothing of when the first token was there."""
     tap = AnswerTap(1, "chat", JSON)
+    tap.feed(text + b" " * padding)
+    tap.result()
     assert not tap.started
-    tap.feed(b"{")
-    assert tap.started
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,55 @@ def test_only_the_first_token_counts() -> None:
     assert snapshot.requests[0].ttft_ms == pytest.approx(500.0)
 
 
+def _answered_in_one_piece(*, generated: int = 40, **ended: object) -> Snapshot:
+    """A request that took five seconds, three of them for the decode, and whose client got all at once."""
+    snapshot = reduce(EMPTY, received(1, stream=False))
+    snapshot = reduce(snapshot, AnswerSeen(1, 18402, 18377, 25, generated, 200.0, 3000.0))
+    return reduce(snapshot, RequestEnded(**{"time_s": 15.0, "id": 1, "status": 200, "outcome": "done", **ended}))  # type: ignore[arg-type]
+
+
+def test_the_first_token_of_an_answer_in_one_piece() -> None:
+    """It was there when the decode began, not when the answer came."""
+    row = _answered_in_one_piece().requests[0]
+    assert row.duration_ms == pytest.approx(5000.0)
+    assert row.ttft_ms == pytest.approx(2000.0)
+    assert not row.is_streamed
+
+
+def test_what_had_no_token_has_no_time_to_it() -> None:
+    """Failed, cancelled and empty answers have no first token, and without the decode's time it is not known."""
+    for snapshot in (
+        _answered_in_one_piece(outcome="failed", status=500),
+        _answered_in_one_piece(outcome="cancelled", status=None),
+        _answered_in_one_piece(generated=0),
+        reduce(reduce(EMPTY, received(1)), RequestEnded(15.0, 1, 200, "done")),
+    ):
+        assert snapshot.requests[0].ttft_ms is None
+
+
+def test_a_stream_that_broke_keeps_its_first_token() -> None:
+    """The client saw a token before the end."""
+    snapshot = reduce(reduce(EMPTY, received(1)), FirstByteSent(10.5, 1))
+    snapshot = reduce(snapshot, RequestEnded(12.0, 1, 200, "failed", "the connection broke"))
+    row = snapshot.requests[0]
+    assert (row.ttft_ms, row.verdict, row.error) == (pytest.approx(500.0), "FAILED", "the connection broke")
+
+
+def test_the_decode_time_may_come_with_the_log() -> None:
+    """An answer without timings gets its first token's time when the log has told of the decode."""
+    story = Story()
+    number = story.ask()
+    task = story.launch()
+    story.emit(AnswerSeen(number, 1000, 0, 1000, 8))
+    story.now_s += 5.0
+    story.end(number)
+    assert story.row(number).ttft_ms is None
+    story.finish(task, 1000, 0, generated=8)
+    row = story.row(number)
+    assert (row.decode_ms, row.duration_ms) == (16.0, pytest.approx(5000.0, abs=20.0))
+    assert row.ttft_ms == pytest.approx((row.duration_ms or 0) - 16.0)
+
+
 def test_a_single_token_has_no_decode_speed() -> None:
     """The first token comes with the prefill: builds print a million tokens per second, or zero."""
     snapshot = reduce(EMPTY, received(1))
