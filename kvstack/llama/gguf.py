@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["GgufArray", "GgufError", "GgufHeader", "GgufValue", "read_header"]
+__all__ = ["MAGIC", "GgufArray", "GgufError", "GgufHeader", "GgufValue", "beginning", "read_header"]
 
 MAGIC = b"GGUF"
 HEADER_LIMIT_BYTES = 512 * 1024 * 1024
@@ -146,6 +146,14 @@ def read_header(read: Callable[[int], bytes]) -> GgufHeader:
     return _Reader(read).header()
 
 
+def beginning(data: bytes) -> str:
+    """
+    The first bytes of a file, for a person: as text where they are text, else in hex.
+    """
+    text = data.decode("ascii", "replace")
+    return f'"{text}"' if data.isascii() and text.isprintable() else f"the bytes {data.hex(' ')}"
+
+
 class _Reader:
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read = read
@@ -154,7 +162,7 @@ class _Reader:
     def header(self) -> GgufHeader:
         magic = self._bytes(4)
         if magic != MAGIC:
-            raise GgufError(f"starts with {magic!r} instead of {MAGIC!r}")
+            raise GgufError(f"starts with {beginning(magic)} instead of {beginning(MAGIC)}")
         version = self._u32()
         if version not in {2, 3}:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

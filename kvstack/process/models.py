@@ -17,11 +17,11 @@ from typing import BinaryIO
 
 from kvstack.core.config import Config
 from kvstack.errors import ModelNotFound, StartFailed
+from kvstack.llama.gguf import MAGIC, beginning
 
 __all__ = ["make_slot_directory", "model_parts", "resolve_model"]
 
 _SPLIT = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)$")
-_MAGIC = b"GGUF"
 _BLOCK_BYTES = 1 << 20
 _ABANDONED_AFTER_S = 3600.0
 
@@ -145,12 +145,12 @@ def _checked(path: Path) -> Path:
 def _check_magic(path: Path) -> None:
     try:
         with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
+            magic = file.read(len(MAGIC))
     except OSError as error:
         raise ModelNotFound(
             "The model file cannot be read", f"{path}: {error.strerror or error}.", "Check its owner and permissions."
         ) from None
-    if magic == _MAGIC:
+    if magic == MAGIC:
         return
     if magic.startswith(b"ver"):  # "version https://git-lfs.github.com/spec/v1"
         raise ModelNotFound(
@@ -160,7 +160,7 @@ def _check_magic(path: Path) -> None:
         )
     raise ModelNotFound(
         "The model is no GGUF file",
-        f"{path} starts with {magic!r} instead of {_MAGIC!r}.",
+        f"{path} starts with {beginning(magic)} instead of {beginning(MAGIC)}." if magic else f"{path} is empty.",
         "llama-server reads GGUF only; an interrupted download has to be started again.",
     )
 

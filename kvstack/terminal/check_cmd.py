@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import os
+
 from kvstack.terminal import output
 from kvstack.terminal.app import ConfigArgument, JsonOption, OverridesOption, app
-from kvstack.terminal.loading import load_config
+from kvstack.terminal.loading import load_checked
 
 __all__ = ["check"]
 
@@ -16,11 +18,15 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, as_json: Js
     """
     Check a config file and name every problem.
 
-    All of them at once, each with its key and line. Starts nothing.
+    Keys, rules and the warm-up's prompt, all at once, each problem with its key and line; then whether this machine has
+    the binary and the model. Starts no server.
     """
 
     def action() -> output.Result:
-        parsed, path = load_config(config, overrides)
+        from kvstack.plan import look_over  # noqa: PLC0415 - other verbs must not pay for it
+
+        parsed, path = load_checked(config, overrides)
+        missing = look_over(parsed, path, os.environ)
         server = parsed.server
         source = server.url or server.hf or server.package or str(server.model)
         data = {
@@ -30,9 +36,13 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, as_json: Js
             "upstream_url": parsed.upstream_url,
             "attached": parsed.attached,
             "source": source,
+            "missing": [{"what": error.what, "fact": error.fact, "next_step": error.next_step} for error in missing],
         }
         verb = "attaches to" if parsed.attached else "serves"
-        text = f"{config} is right: stack {parsed.name!r} {verb} {source} behind {parsed.proxy_url}"
-        return output.Result(data, text)
+        text = f"{config}: keys and rules are right; stack {parsed.name!r} {verb} {source} behind {parsed.proxy_url}"
+        if missing:
+            shown = [output.error_text(error).replace("error: ", "not here: ", 1) for error in missing]
+            text = "\n".join([text, "But on this machine it would not start:", *shown])
+        return output.Result(data, f"{text}\n`kvstack doctor {config}` examines machine, model and memory.")
 
     output.deliver("check", as_json, action)

@@ -36,9 +36,9 @@ def doctor(config: ConfigArgument, overrides: OverridesOption = None, as_json: J
 
     def action() -> output.Result:
         from kvstack.llama.doctor import Severity, diagnose  # noqa: PLC0415 - other verbs need none of this
-        from kvstack.terminal.loading import load_config  # noqa: PLC0415 - see above
+        from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - see above
 
-        parsed, _ = load_config(config, overrides)
+        parsed, _ = load_checked(config, overrides)
         facts, failed = _facts(parsed)
         found = (*failed, *diagnose(facts))
         errors = [finding for finding in found if finding.severity is Severity.ERROR]

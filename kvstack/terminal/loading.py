@@ -13,7 +13,7 @@ from kvstack.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from kvstack.core.config import Config
 
-__all__ = ["load_config"]
+__all__ = ["load_checked", "load_config"]
 
 
 def load_config(path: str, overrides: Sequence[str] | None) -> tuple[Config, Path]:
@@ -32,9 +32,53 @@ def load_config(path: str, overrides: Sequence[str] | None) -> tuple[Config, Pat
     """
     from kvstack.core.config import parse_config  # noqa: PLC0415 - verbs that act on a running stack need no pydantic
 
+    source, text = _read(path)
+    return parse_config(text, source, Path.home(), overrides or ()), source
+
+
+def load_checked(path: str, overrides: Sequence[str] | None) -> tuple[Config, Path]:
+    """
+    Parse a config file, and what is part of it: its rules, and the prompt that it names for the warm-up.
+
+    Args:
+        path: As the person gave it.
+        overrides: `key.path=value` items.
+
+    Returns:
+        The config, and the file's absolute path.
+
+    Raises:
+        ConfigError: Something of that cannot be used; all problems are named, wherever they are.
+    """
+    from kvstack.core.config import parse_config, section_alone  # noqa: PLC0415 - see above
+    from kvstack.plan import load_rules, load_warmup  # noqa: PLC0415 - see above
+
+    source, text = _read(path)
+    errors: list[ConfigError] = []
+    config: Config | None = None
+    try:
+        config = parse_config(text, source, Path.home(), overrides or ())
+    except ConfigError as error:
+        errors.append(error)
+    for section, load in (("rules", load_rules), ("warmup", load_warmup)):
+        readable = config or section_alone(section, text, source, Path.home(), overrides or ())
+        try:
+            if readable is not None:
+                load(readable, source)
+        except ConfigError as error:
+            errors.append(error)
+    if config is not None and not errors:
+        return config, source
+    problems = {(problem.path, problem.message): problem for error in errors for problem in error.problems}
+    ordered = sorted(problems.values(), key=lambda problem: (problem.line is None, problem.line or 0))
+    steps = dict.fromkeys(line for error in errors for line in error.next_step.splitlines())
+    raise ConfigError(str(source), ordered, "\n".join(steps))
+
+
+def _read(path: str) -> tuple[Path, str]:
     source = Path(path).expanduser().absolute()
     try:
-        text = source.read_text(encoding="utf-8")
+        return source, source.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError(path, [Problem("", "is not UTF-8 text")], "A config is a TOML file.") from None
     except OSError as error:
@@ -43,4 +87,3 @@ def load_config(path: str, overrides: Sequence[str] | None) -> tuple[Config, Pat
             [Problem("", f"cannot be read: {error.strerror or error}")],
             "Give the path of a config file; `configs/` has some to begin with.",
         ) from None
-    return parse_config(text, source, Path.home(), overrides or ()), source

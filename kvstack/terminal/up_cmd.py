@@ -47,9 +47,9 @@ def up(
 
 def _dry_run(config: str, overrides: Sequence[str] | None) -> int:
     from kvstack.plan import make_plan  # noqa: PLC0415 - other verbs must not pay for it
-    from kvstack.terminal.loading import load_config  # noqa: PLC0415 - see above
+    from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - see above
 
-    parsed, path = load_config(config, overrides)
+    parsed, path = load_checked(config, overrides)
     plan = make_plan(parsed, path, os.environ, dry_run=True)
     for notice in plan.notices:
         output.say(f"notice: {notice}")
@@ -62,9 +62,9 @@ def _dry_run(config: str, overrides: Sequence[str] | None) -> int:
 
 
 def _start(config: str, overrides: Sequence[str] | None, detach: bool, wait: bool, no_dashboard: bool) -> int:
-    from kvstack.terminal.loading import load_config  # noqa: PLC0415 - other verbs must not pay for it
+    from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - other verbs must not pay for it
 
-    parsed, path = load_config(config, overrides)
+    parsed, path = load_checked(config, overrides)
     if detach:
         from kvstack.terminal.background import start_background  # noqa: PLC0415 - see above
 

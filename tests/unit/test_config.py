@@ -139,6 +139,23 @@ def test_keys_that_contradict_each_other_are_a_problem(text: str, path: str, lin
     assert (problem.path, problem.line) == (path, line)
 
 
+def test_values_are_shown_as_the_file_writes_them() -> None:
+    """A person who wrote TOML reads TOML: no True, no quotes of another language, no bare pattern."""
+    text = (
+        '[server]\nmodel = "m"\nctx_size = "x"\nfit = "no"\nenv = [true]\nextra_args = {a = 1}\nflash_attn = true\n'
+        '[proxy]\nhost = "a b"\nstrip_message_ids = "user"\n'
+    )
+    assert {problem.path: problem.message for problem in problems(text)} == {
+        "server.ctx_size": 'must be a valid integer (it is "x")',
+        "server.fit": 'must be true or false (it is "no")',
+        "server.env": "must be a table (it is [true])",
+        "server.extra_args": "must be a list (it is a table)",
+        "server.flash_attn": 'must be "on", "off" or "auto" (it is true)',
+        "proxy.host": 'must be an address or a host name (it is "a b")',
+        "proxy.strip_message_ids": 'must be true, false or "system" (it is "user")',
+    }
+
+
 def test_a_syntax_error_names_its_line() -> None:
     """A file that is no TOML says where it stops to be."""
     (problem,) = problems('[server]\nmodel = "m\n')

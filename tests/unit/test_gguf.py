@@ -99,7 +99,8 @@ HUGE = struct.pack("<Q", 2**62)
     [
         (b"", "ends inside"),
         (b"GGU", "ends inside"),
-        (b"GGML" + b"\0" * 40, "starts with"),
+        (b"GGML" + b"\0" * 40, 'starts with "GGML" instead of "GGUF"'),
+        (b"\x7fELF" + b"\0" * 40, 'starts with the bytes 7f 45 4c 46 instead of "GGUF"'),
         (file(version=1), "version 1"),
         (b"GGUF" + struct.pack(">I", 3) + b"\0" * 16, "big-endian"),
         (file(count=2**60), "key-values"),

@@ -228,6 +228,90 @@ def test_check_names_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "is not UTF-8 text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ('[[rules.add]]\nname = "mine.x"\nwhere = "system"\n', 6, "rules.add.0.action: is missing"),
+        ('[rules]\ndisable = ["nobodys"]\n', 7, "rules.disable"),
+        ('[warmup]\nenabled = false\nrequest_file = "none.json"\n', 8, "none.json: No such file or directory"),
+        ('[warmup]\nsystem_prompt_file = "none.txt"\n', 7, "none.txt: No such file or directory"),
+        ('[warmup]\nrequest_file = "box.toml"\n', 7, "box.toml holds no JSON"),
+    ],
+)
+def test_check_and_doctor_refuse_what_up_refuses(
+    text: str, line: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rules and the warm-up's prompt are part of the file; other wrong keys do not hide wrong rules."""
+    path = tmp_path / "box.toml"
+    path.write_text(CONFIG.replace("port = 18", "port = 18\n") + text)
+    told = []
+    for verb in ("check", "doctor", "up"):
+        assert run(verb, str(path)) == 2
+        told.append(capsys.readouterr().err)
+    assert told[0] == told[1] == told[2]
+    assert f"line {line}: " in told[0]
+    assert says in told[0]
+    path.write_text(CONFIG.replace("port = 18", "prot = 18\n") + text)
+    assert run("check", str(path)) == 2
+    said = capsys.readouterr().err
+    assert "proxy.prot: is no key" in said
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (None, "The model file does not exist"),
+        (b"garbage", "The model is no GGUF file"),
+        (b"", "The model is no GGUF file"),
+        (b"GGUF\x03\0\0\0", "The model file cannot be used"),
+    ],
+)
+def test_check_says_what_is_not_here(
+    model: bytes | None, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file may be right and its start fail all the same: check says so, and names the doctor for the rest."""
+    path = tmp_path / "box.toml"
+    path.write_text('[server]\nmodel = "m.gguf"\nbinary = "./nowhere"\n')
+    if model is not None:
+        (tmp_path / "m.gguf").write_bytes(model)
+    assert run("check", str(path)) == 0
+    said = capsys.readouterr().out
+    assert "is right" not in said
+    assert "on this machine it would not start" in said
+    assert "llama-server was not found" in said
+    assert what in said
+    assert f"kvstack doctor {path}" in said
+    assert "b'" not in said
+    assert run("check", str(path), "--json") == 0
+    missing = json.loads(capsys.readouterr().out)["data"]["missing"]
+    assert [item["what"] for item in missing] == ["llama-server was not found", what]
+
+
+def test_the_next_step_fits_the_kind_of_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no key is named, `correct the keys` is no help."""
+    path = tmp_path / "box.toml"
+
+    def told(text: str, *overrides: str) -> list[str]:
+        path.write_text(text)
+        assert run("check", str(path), *overrides, "--json") == 2
+        return [line.partition(":")[0] for line in _next_step(capsys).splitlines()]
+
+    keys = "Correct the keys named above; configs/README.md explains every key."
+    override = "Correct the --set"
+    assert told("[server\n")[0].startswith("Correct that line.")
+    assert told(CONFIG + "x = 1\n") == [keys]
+    for malformed in ("server.ctx_size", "server.ctx_size=many", "server.a.b=1", "server.url.a=1"):
+        assert told(CONFIG, "--set", malformed) == [override]
+    assert told(CONFIG + "x = 1\n", "--set", "server.ctx_size=many") == [keys, override]
+
+
+def _next_step(capsys: pytest.CaptureFixture[str]) -> str:
+    text = json.loads(capsys.readouterr().out)["errors"][0]["next_step"]
+    assert isinstance(text, str)
+    return text
+
+
 def test_up_with_a_bad_config_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the foreground and in the background a bad config ends the start with exit 2."""
     path = tmp_path / "box.toml"
