@@ -151,12 +151,11 @@ class Upstream:
         Raises:
             UpstreamError: No connection, or it broke before the answer's head.
         """
-        request = self._request(method, target, headers, body)
         try:
-            response = await self._client.send(request, stream=True)
+            response = await self._client.send(self._request(method, target, headers, body), stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise UpstreamError(_said(error), reached=False) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.HTTPError as error:
             raise UpstreamError(_said(error), reached=True) from error
         try:
             yield Stream(response)
@@ -226,12 +225,13 @@ class Upstream:
         )
 
     def _request(self, method: str, target: bytes, headers: Headers, body: bytes) -> httpx.Request:
-        url = self._base.copy_with(raw_path=target)
         pairs = [(b"host", self._base.netloc), *headers]
         if not body and method in {"POST", "PUT", "PATCH"}:
             pairs.append((b"content-length", b"0"))  # httpx leaves it out for an empty body; some servers wait then
         # Built directly: a client's own request() would add headers of its own.
-        request = httpx.Request(method, url, headers=pairs, content=body or None)
+        request = httpx.Request(method, self._base, headers=pairs, content=body or None)
+        # As a URL the target would be rewritten: dot segments folded, odd characters escaped, long ones refused.
+        request.extensions["target"] = target
         request.extensions["timeout"] = self._client.timeout.as_dict()
         return request
 

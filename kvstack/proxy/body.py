@@ -88,26 +88,36 @@ def _too_large(max_bytes: int) -> str:
     return f"the request's body is larger than {max_bytes / 1048576:g} MiB (proxy.max_body_mib)"
 
 
-def _inflate(body: bytes, max_bytes: int, window_bits: int) -> bytes:
+def _inflate(body: bytes, max_bytes: int, window_bits: int) -> tuple[bytes, bytes]:
+    """One stream, decoded, and what stands behind it."""
     inflater = zlib.decompressobj(window_bits)
-    decoded = inflater.decompress(body, max_bytes)
-    if inflater.unconsumed_tail:
+    # One byte more than allowed: a limit of 0 would mean none to zlib.
+    decoded = inflater.decompress(body, max_bytes + 1)
+    if len(decoded) > max_bytes:
         raise BodyError(413, _too_large(max_bytes))
     if not inflater.eof:
         raise EOFError("it ends too early")
-    return decoded
+    return decoded, inflater.unused_data
 
 
 def _gzip(body: bytes, max_bytes: int) -> bytes:
-    return _inflate(body, max_bytes, 16 + zlib.MAX_WBITS)
+    decoded = b""
+    while True:  # RFC 1952: a file is a series of members
+        member, body = _inflate(body, max_bytes - len(decoded), 16 + zlib.MAX_WBITS)
+        decoded += member
+        if not body:
+            return decoded
 
 
 def _deflate(body: bytes, max_bytes: int) -> bytes:
     # RFC 9110 means the zlib format; some clients send the bare stream.
     try:
-        return _inflate(body, max_bytes, zlib.MAX_WBITS)
+        decoded, rest = _inflate(body, max_bytes, zlib.MAX_WBITS)
     except zlib.error:
-        return _inflate(body, max_bytes, -zlib.MAX_WBITS)
+        decoded, rest = _inflate(body, max_bytes, -zlib.MAX_WBITS)
+    if rest:
+        raise zlib.error("something stands behind its end")
+    return decoded
 
 
 def _brotli(body: bytes, max_bytes: int) -> bytes:

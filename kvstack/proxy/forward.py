@@ -32,6 +32,7 @@ from kvstack.prompt.former import Compared
 from kvstack.prompt.rules import Stripped
 from kvstack.proxy.body import BodyError, ClientGone, decode_body, read_body
 from kvstack.proxy.dialect_errors import error_body
+from kvstack.proxy.headers import client_headers, header, upstream_headers
 from kvstack.proxy.history import History
 from kvstack.upstream import Stream, Upstream, UpstreamError
 
@@ -42,22 +43,8 @@ Strip = Callable[[bytes, str, list[tuple[str, str]]], Stripped]
 
 RETRY_AFTER_S = 5
 RETRY_S = 0.1
+LARGE_BYTES = 256 * 1024
 
-# RFC 9110, section 7.6.1, and the headers that HTTP libraries still treat alike.
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-_REMADE_FOR_UPSTREAM = _HOP_BY_HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
 _SIDE_ROUTES = ("/apply-template", "/tokenize", "/count_tokens", "/input_tokens")
 _PROBED = frozenset({"/", "/health", "/v1/health", "/api/hello"})
 
@@ -109,6 +96,7 @@ class Forward:
         self._numbers = itertools.count(1)
         self._warned: set[str] = set()
         self._exchanges: set[asyncio.Task[None]] = set()
+        self._stripping = asyncio.Lock()
         self.strip_failures = 0
 
     @property
@@ -150,6 +138,9 @@ class Forward:
         if method == "OPTIONS":
             await self._reply(scope, send, 204, b"", None, self._preflight(scope))
             return
+        if method == "CONNECT":
+            await self._reply_error(scope, send, None, 405, "this is no proxy for other servers")
+            return
         async with asyncio.TaskGroup() as group:
             exchange = group.create_task(self._exchange(scope, receive, send))
             self._exchanges.add(exchange)
@@ -164,14 +155,14 @@ class Forward:
         except BodyError as error:
             await self._reply_error(scope, send, api, error.status, str(error))
             return
-        stripped = self._stripped(body, scope) if api is not None and scope["method"] == "POST" else None
+        stripped = await self._stripped(body, scope) if api is not None and scope["method"] == "POST" else None
         counted = stripped is not None and not scope["path"].rstrip("/").endswith(_SIDE_ROUTES)
         number = next(self._numbers) if counted else None
         progress = _Progress()
         cancelled = True
         try:
             if stripped is not None and number is not None:
-                self._publish_received(number, scope, body, stripped)
+                await self._publish_received(number, scope, body, stripped)
             # From here on the client may leave at any time, also while we wait for the server or its first byte.
             async with asyncio.TaskGroup() as group:
                 work = group.create_task(
@@ -180,6 +171,11 @@ class Forward:
                 watch = group.create_task(_cancel_when_gone(receive, work))
                 work.add_done_callback(lambda _: watch.cancel())
             cancelled = work.cancelled()
+        except asyncio.CancelledError:
+            if progress.status is None:  # we stop, and this client has heard nothing yet
+                progress.status = 503
+                await self._reply_error(scope, send, api, 503, "the stack is stopping")
+            raise
         finally:
             if number is not None:
                 failed = progress.error is not None or (progress.status or 0) >= 400
@@ -195,15 +191,20 @@ class Forward:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         body = await read_body(receive, self._max_body_bytes)
-        encodings = _header(scope, b"content-encoding")
+        encodings = header(scope, b"content-encoding")
         if body and encodings and api_of(scope["path"]) is not None:
             return decode_body(body, encodings, self._max_body_bytes)
         return body
 
-    def _stripped(self, body: bytes, scope: Scope) -> Stripped | None:
+    async def _stripped(self, body: bytes, scope: Scope) -> Stripped:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         try:
-            stripped = self._strip(body, scope["path"], pairs)
+            # One after the other: the memory of conversations must see the requests in their order.
+            async with self._stripping:
+                if len(body) < LARGE_BYTES:
+                    stripped = self._strip(body, scope["path"], pairs)
+                else:  # beside the loop, so that other clients are served meanwhile
+                    stripped = await asyncio.to_thread(self._strip, body, scope["path"], pairs)
         except Exception as error:  # fail open: whatever it was, the client's own bytes go out
             self.strip_failures += 1
             self._warn(f"The rules failed on a request ({type(error).__name__}); it was sent unchanged")
@@ -217,9 +218,14 @@ class Forward:
             self._warned.add(text)
             self._publish(Notice(time.time(), "warning", text))
 
-    def _publish_received(self, number: int, scope: Scope, body: bytes, stripped: Stripped) -> None:
+    async def _publish_received(self, number: int, scope: Scope, body: bytes, stripped: Stripped) -> None:
         try:
-            compared = self.history.add(number, scope["path"], body, stripped)
+            async with self._stripping:
+                add = self.history.add
+                if len(body) < LARGE_BYTES:
+                    compared = add(number, scope["path"], body, stripped)
+                else:
+                    compared = await asyncio.to_thread(add, number, scope["path"], body, stripped)
         except Exception as error:  # fail open here too: it is only an explanation that is lost
             self._warn(f"A request could not be compared with its former one ({type(error).__name__})")
             compared = Compared(stripped.conversation)
@@ -250,7 +256,7 @@ class Forward:
         target = scope.get("raw_path") or scope["path"].encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
-        headers = _upstream_headers(scope, api)
+        headers = upstream_headers(scope, api)
         deadline = time.monotonic() + self._ready_timeout_s
         while True:
             if api is not None and not await self._wait_ready(max(0.0, deadline - time.monotonic())):
@@ -295,7 +301,7 @@ class Forward:
             {
                 "type": "http.response.start",
                 "status": stream.status,
-                "headers": [*_client_headers(stream.headers), *self._cors(scope)],
+                "headers": [*client_headers(stream.headers), *self._cors(scope)],
             }
         )
         started = False
@@ -336,7 +342,7 @@ class Forward:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _cors(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        origin = _header(scope, b"origin")
+        origin = header(scope, b"origin")
         if not origin or not ({origin, "*"} & self._cors_origins):
             return []
         return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
@@ -344,7 +350,7 @@ class Forward:
     def _preflight(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         if not self._cors(scope):
             return []
-        wanted = _header(scope, b"access-control-request-headers") or "*"
+        wanted = header(scope, b"access-control-request-headers") or "*"
         return [
             (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"),
             (b"access-control-allow-headers", wanted.encode("latin-1")),
@@ -363,34 +369,3 @@ async def _cancel_when_gone(receive: Receive, work: asyncio.Task[None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     work.cancel()
-
-
-def _header(scope: Scope, wanted: bytes) -> str:
-    values: list[bytes] = [value for name, value in scope["headers"] if name.lower() == wanted]
-    return b", ".join(values).decode("latin-1")
-
-
-def _named_in_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
-    """Headers that a `Connection` header declares to be hop-by-hop too."""
-    return {
-        token.strip().lower() for name, value in headers if name.lower() == b"connection" for token in value.split(b",")
-    }
-
-
-def _upstream_headers(scope: Scope, api: str | None) -> list[tuple[bytes, bytes]]:
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
-    dropped = _REMADE_FOR_UPSTREAM | _named_in_connection(headers)
-    if api is not None:
-        dropped |= {b"content-encoding"}  # the body was decoded
-    kept = [(name, value) for name, value in headers if name.lower() not in dropped]
-    # The answer must come as it is: a tap reads along, and a compressed stream arrives in bursts.
-    return [*kept, (b"accept-encoding", b"identity")]
-
-
-def _client_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    dropped = _HOP_BY_HOP | _named_in_connection(headers)
-    return [
-        (name, value)
-        for name, value in headers
-        if name.lower() not in dropped and not name.lower().startswith(b"access-control-")
-    ]

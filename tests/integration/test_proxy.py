@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 
 import pytest
 
 from kvstack.core.events import AnswerSeen, FirstByteSent, Notice, RequestEnded, RequestReceived
 from kvstack.prompt.rules import Stripped
-from tests.integration.proxy_rig import BODY, CHAT, answer, closed_port, exchange, http, proxy
+from tests.integration.proxy_rig import BODY, CHAT, answer, closed_port, exchange, http, plain_strip, proxy
 from tests.integration.stub_upstream import Received, run_stub
 
 
@@ -297,6 +298,86 @@ async def test_everything_else_is_passed_through() -> None:
     ]
     assert stub.received[2].body == b'{"input": "message_id"}'
     assert running.events == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/../health",
+        "/x/../v1/chat/completions",
+        "/a//b/./c",
+        "/health#part",
+        "http://other.example/health",
+        "/%2e%2e/%00?q=%20&r=a b".replace(" ", "%20"),
+        "/" + "long/" * 5000,
+        "*",
+    ],
+)
+async def test_the_target_is_sent_as_it_came(target: str) -> None:
+    """Folded dot segments would reach another resource than the client asked for, past the rules."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
+        status, _, _ = await exchange(running.port, http("GET", target))
+    assert status == 200
+    assert [received.request_line for received in stub.received] == [f"GET {target} HTTP/1.1"]
+
+
+async def test_a_page_may_come_compressed() -> None:
+    """The server's own web page is there in compressed form only; answers to models must come as they are."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
+        await exchange(running.port, http("GET", "/", b"", "Accept-Encoding: gzip, br"))
+        await exchange(running.port, http("GET", "/"))
+        await exchange(running.port, http("POST", CHAT, BODY, "Accept-Encoding: gzip, br"))
+    assert [received.header("accept-encoding") for received in stub.received] == ["gzip, br", None, "identity"]
+
+
+async def test_connect_is_refused() -> None:
+    """It is in front of one server, and no way to others."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub) as running:
+        status, _, body = await exchange(running.port, http("CONNECT", "example.org:443"))
+    assert status == 405
+    assert json.loads(body)["error"]["message"].startswith("kvstack: ")
+    assert stub.connections == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+async def test_a_request_that_waits_while_the_stack_stops_is_told_so(path: str) -> None:
+    """A 503 in the client's dialect, not a bare 500."""
+    seen = asyncio.Event()
+
+    async def silent(_: Received, __: asyncio.StreamWriter) -> None:
+        seen.set()
+        await asyncio.sleep(60)
+
+    async with run_stub(silent) as stub, proxy(stub) as running:
+        asking = asyncio.ensure_future(exchange(running.port, http("POST", path, BODY)))
+        await asyncio.wait_for(seen.wait(), 5)
+        await running.forward.close_exchanges(0)
+        status, headers, body = await asyncio.wait_for(asking, 5)
+        await asyncio.wait_for(stub.closed_by_peer.wait(), 5)
+    assert status == 503
+    assert ("retry-after", "5") in headers
+    assert json.loads(body)["error"]["message"] == "kvstack: the stack is stopping"
+
+
+async def test_a_huge_request_does_not_keep_others_waiting() -> None:
+    """The rules of a large body run beside the loop: the status answers meanwhile."""
+    working = threading.Event()
+    done = threading.Event()
+
+    def slow(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+        working.set()
+        assert done.wait(10)
+        return plain_strip(body, path, headers)
+
+    large = BODY[:-1] + b', "x": "' + b"y" * 300_000 + b'"}'
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=slow) as running:
+        asking = asyncio.ensure_future(exchange(running.port, http("POST", CHAT, large)))
+        assert await asyncio.to_thread(working.wait, 5)
+        status, _, _ = await asyncio.wait_for(exchange(running.port, http("GET", "/kvstack/status")), 5)
+        assert status == 200
+        done.set()
+        status, _, _ = await asyncio.wait_for(asking, 10)
+    assert (status, stub.received[0].body) == (200, large)
 
 
 async def test_rules_that_fail_never_fail_a_request() -> None:

@@ -26,6 +26,7 @@ def _raw_deflate(data: bytes) -> bytes:
 ENCODERS: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("gzip", gzip.compress),
     ("x-gzip", gzip.compress),
+    ("gzip", lambda data: gzip.compress(data[:7]) + gzip.compress(data[7:])),
     ("deflate", zlib.compress),
     ("deflate", _raw_deflate),
     ("br", brotli.compress),
@@ -56,6 +57,14 @@ def test_a_truncated_body_is_refused(name: str, encode: Callable[[bytes], bytes]
     """Half a request must never reach the model."""
     with pytest.raises(BodyError) as caught:
         decode_body(encode(DATA)[:cut], name, LIMIT)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(("name", "encode"), ENCODERS)
+def test_something_behind_the_end_is_refused(name: str, encode: Callable[[bytes], bytes]) -> None:
+    """What is not part of the body must not be dropped without a word."""
+    with pytest.raises(BodyError) as caught:
+        decode_body(encode(DATA) + b"junk", name, LIMIT)
     assert caught.value.status == 400
 
 
