@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 
 import kvstack
 from kvstack.bus import Bus, Subscription
-from kvstack.core.events import LogFactSeen, LogLineSeen, Notice, ServerDescribed, WarmupEnded
+from kvstack.core.events import LogFactSeen, LogLineSeen, Notice, ServerDescribed, WarmupEnded, WarmupStarted
 from kvstack.core.lifecycle import State
 from kvstack.core.logfacts import LogFact
 from kvstack.core.snapshot import Snapshot
@@ -137,6 +137,7 @@ class Stack:
         if self._supervisor.state not in {State.READY, State.WARMING}:
             raise NotReady("The stack is not ready", f"state: {self._supervisor.state}", "Wait until it is.")
         async with self._warming:
+            self.bus.publish(WarmupStarted(time.time()))
             ended = await self._warmer.warm_up()
         self.bus.publish(ended)
         if ended.outcome == "failed":

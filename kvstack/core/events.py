@@ -29,6 +29,7 @@ __all__ = [
     "ServerSpawned",
     "StateChanged",
     "WarmupEnded",
+    "WarmupStarted",
 ]
 
 
@@ -205,6 +206,15 @@ class RequestEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmupStarted:
+    """
+    A warm-up begins.
+    """
+
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class WarmupEnded:
     """
     A warm-up is over.
@@ -218,6 +228,15 @@ class WarmupEnded:
     detail: str = ""
     boundary_tokens: int | None = None
     """End of the system and tools block in the prompt, where it is known: so much must be found cached later."""
+
+    @property
+    def warm_tokens(self) -> int | None:
+        """
+        How much of it others can use: not the user text behind the prefix, where that is known.
+        """
+        if self.outcome != "done":
+            return None
+        return self.prompt_tokens if self.boundary_tokens is None else self.boundary_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +262,7 @@ Event = (
     | FirstByteSent
     | AnswerSeen
     | RequestEnded
+    | WarmupStarted
     | WarmupEnded
     | Notice
 )

@@ -7,6 +7,9 @@ likely owner as soon as it is launched (requests get tasks in the order in which
 show progress, and a proved one when the figures agree; either side may come first.  A likely owner that the figures
 contradict loses the task.
 
+A warm-up is a client too, of the stack's own: while the stack warms up before it serves, all tasks are its; later its
+task is found as a request's is, by the order of sending and then by the figures.
+
 Task ids and slots start again with each server process, so nothing is carried over from one run to the next.
 """
 
@@ -16,11 +19,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvstack.core import logfacts as facts
-from kvstack.core.events import AnswerSeen
+from kvstack.core.events import AnswerSeen, WarmupEnded
 from kvstack.core.figures import agrees, prompt_of
 from kvstack.core.views import RequestRow, SlotView, TaskView
 
-__all__ = ["Join", "claim_warmup", "fold", "measured", "settle", "task_of"]
+__all__ = ["Join", "begin_warmup", "claim_warmup", "end_warmup", "fold", "measured", "settle", "task_of"]
 
 TASKS_KEPT = 64
 """Tasks of one run that may still meet their request."""
@@ -44,6 +47,8 @@ class Join:
         rate_tokens: Prefilled tokens that the rate is measured by.
         rate_ms: Milliseconds that they took.
         unclaimed: Tasks that are over and did not come through the proxy.
+        warmup_after: The newest request when a warm-up was sent that has no task yet; None if there is none such.
+        warmup_figures: Evaluated and prompt tokens of a warm-up that is over and whose task is not proved yet.
     """
 
     run: int = 0
@@ -55,6 +60,8 @@ class Join:
     rate_tokens: int = 0
     rate_ms: float = 0.0
     unclaimed: int = 0
+    warmup_after: int | None = None
+    warmup_figures: tuple[int, int | None] | None = None
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -91,7 +98,7 @@ def fold(join: Join, fact: facts.LogFact, rows: Sequence[RequestRow], *, warming
         join: What is known.
         fact: The new fact.
         rows: The requests, oldest first.
-        warming: Whether the stack warms up: then tasks are its own.
+        warming: Whether the stack warms up before it serves: then tasks are its own.
     """
     join = replace(join, facts=join.facts + 1)
     match fact:
@@ -225,12 +232,17 @@ def _launch(join: Join, fact: facts.TaskLaunched, rows: Sequence[RequestRow], *,
     said = join.pending.get(fact.slot) or TaskView(fact.slot, -1)
     slot = next((view for view in join.slots if view.slot == fact.slot), None) or SlotView(fact.slot)
     owner = None if warming or fact.is_child else _likely_owner(join, rows)
+    is_warmup = warming
+    if not warming and not fact.is_child and join.warmup_after is not None:
+        is_warmup = owner is None or owner.id > join.warmup_after
+    if is_warmup:
+        owner, join = None, replace(join, warmup_after=None)
     task = replace(
         said,
         task=fact.task,
         is_child=fact.is_child,
         owner=owner.id if owner is not None else None,
-        is_warmup=warming,
+        is_warmup=is_warmup,
         holder=slot.conversation,
         holder_request=slot.request,
         holder_is_warmup=slot.is_warmup,
@@ -345,7 +357,7 @@ def _prove(join: Join, row: RequestRow, answer: AnswerSeen, rows: Sequence[Reque
             (
                 index
                 for index, task in enumerate(join.tasks)
-                if not task.is_proved and not task.is_child and not task.is_warmup and agrees(answer, task)
+                if not task.is_proved and not task.is_child and agrees(answer, task)
             ),
             None,
         )
@@ -357,45 +369,82 @@ def _prove(join: Join, row: RequestRow, answer: AnswerSeen, rows: Sequence[Reque
     loser = join.tasks[found].owner
     if own is not None and own != found:
         # The two were mixed up: the other request gets what was taken for ours.
-        join = _hand_over(join, own, next((other for other in rows if other.id == loser), None))
+        heir = next((other for other in rows if other.id == loser), None)
+        join = _hand_over(join, own, heir, is_warmup=join.tasks[found].is_warmup)
     join = _hand_over(join, found, row)
     join = _with_task(join, found, replace(join.tasks[found], is_proved=True))
     changed.update(number for number in (row.id, loser) if number is not None)
     return join
 
 
-def _hand_over(join: Join, index: int, row: RequestRow | None) -> Join:
+def _hand_over(join: Join, index: int, row: RequestRow | None, *, is_warmup: bool = False) -> Join:
     """
     Give a task another owner, and with it what it left in its slot.
     """
     task = join.tasks[index]
-    if task.owner == (row.id if row is not None else None):
+    if task.owner == (row.id if row is not None else None) and task.is_warmup == is_warmup:
         return join
     if task.released and not task.is_child:
-        unclaimed = join.unclaimed + (row is None) - (task.owner is None)
+        was_nobodys = task.owner is None and not task.is_warmup
+        unclaimed = join.unclaimed + (row is None and not is_warmup) - was_nobodys
         join = replace(join, unclaimed=max(unclaimed, 0))
-    join = _with_task(join, index, replace(task, owner=row.id if row is not None else None))
     conversation = row.conversation if row is not None else None
     request = row.id if row is not None else None
+    join = _with_task(join, index, replace(task, owner=request, is_warmup=is_warmup))
     for later in range(index + 1, len(join.tasks)):
         if join.tasks[later].slot == task.slot:
-            heir = replace(join.tasks[later], holder=conversation, holder_request=request)
+            heir = replace(join.tasks[later], holder=conversation, holder_request=request, holder_is_warmup=is_warmup)
             return _with_task(join, later, heir)
     client = (row.side or row.client) if row is not None else None
-    return _on_slot(join, task.slot, lambda s: replace(s, conversation=conversation, client=client, request=request))
+    return _on_slot(
+        join,
+        task.slot,
+        lambda s: replace(s, conversation=conversation, client=client, request=request, is_warmup=is_warmup),
+    )
 
 
-def claim_warmup(join: Join, evaluated_tokens: int | None, prompt_tokens: int | None) -> Join:
+# --- warm-ups ------------------------------------------------------------------------------------------------------
+
+
+def begin_warmup(join: Join, newest_request: int) -> Join:
     """
-    Take a task that nobody claimed as the warm-up's, if its figures are those of the warm-up.
+    A warm-up is sent: the next task is its, unless a request that was sent before still has none.
     """
-    for index in range(len(join.tasks) - 1, -1, -1):
-        task = join.tasks[index]
-        if task.owner is None and not task.is_warmup and task.evaluated_tokens == evaluated_tokens is not None:
-            if prompt_of(task) not in {None, prompt_tokens}:
-                continue
-            if task.released and not task.is_child:
-                join = replace(join, unclaimed=max(join.unclaimed - 1, 0))
-            join = _with_task(join, index, replace(task, is_warmup=True))
-            return _on_slot(join, task.slot, lambda s: replace(s, is_warmup=True) if s.request is None else s)
-    return join
+    return replace(join, warmup_after=newest_request, warmup_figures=None)
+
+
+def end_warmup(join: Join, ended: WarmupEnded) -> Join:
+    """
+    A warm-up is over; its figures prove its task, now or when the log has caught up.
+    """
+    if ended.outcome != "done":
+        return replace(join, warmup_after=None)
+    figures = None if ended.evaluated_tokens is None else (ended.evaluated_tokens, ended.prompt_tokens)
+    return claim_warmup(replace(join, warmup_figures=figures))
+
+
+def claim_warmup(join: Join) -> Join:
+    """
+    Prove the task of a warm-up that is over, if there is one with its figures.
+    """
+    if join.warmup_figures is None:
+        return join
+    evaluated, prompt = join.warmup_figures
+    alike = [
+        index
+        for index, task in enumerate(join.tasks)
+        if task.evaluated_tokens == evaluated
+        and not (task.is_child or task.is_proved)
+        and prompt_of(task) in {None, prompt}
+        and (task.is_warmup or task.owner is None)
+    ]
+    if not alike:
+        return join
+    # Its own, if it has one; what nobody claimed otherwise.  Of several the newest.
+    found = max(alike, key=lambda index: (join.tasks[index].is_warmup, index))
+    for index, task in enumerate(join.tasks):
+        if task.is_warmup and not task.is_proved and index != found and task.released:
+            join = _hand_over(join, index, None)  # it was taken for the warm-up's by mistake
+    join = _hand_over(join, found, None, is_warmup=True)
+    join = _with_task(join, found, replace(join.tasks[found], is_proved=True))
+    return replace(join, warmup_figures=None, warmup_after=None)

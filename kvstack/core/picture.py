@@ -104,6 +104,7 @@ class Snapshot:
                 "duration_ms": self.warmup.duration_ms,
                 "boundary_tokens": self.warmup.boundary_tokens,
                 "detail": self.warmup.detail,
+                "is_running": self.warmup.is_running,
             },
             "totals": _totals_dict(self.totals),
             "prefill_tokens_per_s": self.prefill_tokens_per_s,

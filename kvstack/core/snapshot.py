@@ -28,9 +28,10 @@ from kvstack.core.events import (
     ServerSpawned,
     StateChanged,
     WarmupEnded,
+    WarmupStarted,
 )
 from kvstack.core.figures import compose, ttft_ms
-from kvstack.core.join import Join, claim_warmup, fold, measured, settle, task_of
+from kvstack.core.join import Join, begin_warmup, claim_warmup, end_warmup, fold, measured, settle, task_of
 from kvstack.core.lifecycle import State
 from kvstack.core.picture import Snapshot, add_notice
 from kvstack.core.serverfacts import note_fact
@@ -98,6 +99,8 @@ def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
         case RequestEnded():
             snapshot = _change_row(snapshot, event.id, lambda row: _ended(row, event))
             return _rejoin(snapshot, [event.id])
+        case WarmupStarted():
+            return _warming(snapshot)
         case WarmupEnded():
             return _warmed(snapshot, event)
         case Notice():
@@ -120,7 +123,8 @@ def _state(snapshot: Snapshot, event: StateChanged) -> Snapshot:
         restarts=event.restarts,
     )
     if event.state in {State.BACKOFF, State.STOPPED, State.FAILED}:
-        snapshot = replace(snapshot, server=replace(snapshot.server, pid=None, rss_bytes=None))
+        # What was warm died with the server.
+        snapshot = replace(snapshot, server=replace(snapshot.server, pid=None, rss_bytes=None), warmup=WarmupView())
     return snapshot
 
 
@@ -148,6 +152,12 @@ def _new_run(snapshot: Snapshot, run: int) -> Snapshot:
     )
 
 
+def _warming(snapshot: Snapshot) -> Snapshot:
+    newest = max((row.id for row in snapshot.requests), default=0)
+    join = begin_warmup(snapshot.join, newest)
+    return replace(snapshot, warmup=replace(snapshot.warmup, is_running=True), join=join)
+
+
 def _warmed(snapshot: Snapshot, event: WarmupEnded) -> Snapshot:
     view = WarmupView(
         outcome=event.outcome,
@@ -157,7 +167,7 @@ def _warmed(snapshot: Snapshot, event: WarmupEnded) -> Snapshot:
         boundary_tokens=event.boundary_tokens,
         detail=event.detail,
     )
-    join = claim_warmup(snapshot.join, event.evaluated_tokens, event.prompt_tokens)
+    join = end_warmup(snapshot.join, event)
     return replace(snapshot, warmup=view, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed))
 
 
@@ -295,18 +305,11 @@ def _rejoin(snapshot: Snapshot, requests: Iterable[int]) -> Snapshot:
     """
     join, changed = settle(snapshot.join, snapshot.requests)
     if join is not snapshot.join:
-        join = _claim_late_warmup(join, snapshot.warmup)
+        join = claim_warmup(join)
         snapshot = replace(snapshot, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed))
     for request in dict.fromkeys([*requests, *sorted(changed)]):
         snapshot = _recompose(snapshot, request)
     return snapshot
-
-
-def _claim_late_warmup(join: Join, warmup: WarmupView) -> Join:
-    # The log may lag behind, and the warm-up's task be taken for the first request's until that has its own.
-    if warmup.outcome != "done" or any(task.is_warmup for task in join.tasks):
-        return join
-    return claim_warmup(join, warmup.evaluated_tokens, warmup.prompt_tokens)
 
 
 def _recompose(snapshot: Snapshot, request: int) -> Snapshot:
@@ -407,7 +410,7 @@ def _log_fact(snapshot: Snapshot, event: LogFactSeen) -> Snapshot:
     fact = event.fact
     join = fold(snapshot.join, fact, snapshot.requests, warming=snapshot.state is State.WARMING)
     if isinstance(fact, facts.SlotReleased):
-        join = _claim_late_warmup(join, snapshot.warmup)
+        join = claim_warmup(join)
     snapshot = replace(
         snapshot,
         join=join,

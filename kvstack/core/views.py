@@ -123,6 +123,7 @@ class TaskView:
     is_proved: bool = False
     """Whether figures of the answer prove the owner; before that it is only the likely one."""
     is_warmup: bool = False
+    """The owner is the stack's own warm-up; while clients are served that too has to be proved."""
     how: str | None = None
     """How the slot was chosen: `lcp`, `lcs`, `lru` or `id`."""
     similarity_ratio: float | None = None
@@ -241,6 +242,17 @@ class WarmupView:
     boundary_tokens: int | None = None
     """End of the system and tools block, where it is known."""
     detail: str = ""
+    is_running: bool = False
+    """Whether another one is under way."""
+
+    @property
+    def warm_tokens(self) -> int | None:
+        """
+        How much of it others can use: not the user text behind the prefix, where that is known.
+        """
+        if self.outcome != "done":
+            return None
+        return self.prompt_tokens if self.boundary_tokens is None else self.boundary_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,8 +167,12 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         (f"ctx {figures.tokens(server.ctx_per_slot)}{slots}", ""),
         (f"mem {figures.memory(server.rss_bytes)}", ""),
     ]
-    if warm.outcome == "done":
-        state.append((f"warm prefix {figures.tokens(warm.prompt_tokens)} tok {glyphs.good}", "green"))
+    if snapshot.state in {State.FAILED, State.STOPPED}:
+        pass  # nothing is warm where nothing runs
+    elif warm.is_running:
+        state.append(("warming up", "yellow"))
+    elif warm.outcome == "done":
+        state.append((f"warm prefix {figures.tokens(warm.warm_tokens)} tok {glyphs.good}", "green"))
     elif warm.outcome == "failed":
         state.append((f"warm-up failed {glyphs.bad}", "yellow"))
     elif warm.outcome == "pending":

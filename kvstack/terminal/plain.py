@@ -100,8 +100,8 @@ class Announcer:
                 return self._state(event, snapshot)
             case WarmupEnded(outcome="done"):
                 took = "" if event.duration_ms is None else f" in {figures.duration(event.duration_ms / 1000)}"
-                prompt, new = figures.tokens(event.prompt_tokens), figures.tokens(event.evaluated_tokens)
-                return [Line(f"warm-up: {prompt} tokens, {new} evaluated{took}")]
+                warm, new = figures.tokens(event.warm_tokens), figures.tokens(event.evaluated_tokens)
+                return [Line(f"warm-up: {warm} tokens are warm, {new} were evaluated{took}")]
             case WarmupEnded(outcome="no prefix known"):
                 return [Line("warm-up: no prefix known; set warmup.request_file or warmup.system_prompt")]
             case Notice():

@@ -139,7 +139,7 @@ def read(snapshot: Snapshot, now_s: float) -> Reading:
         if any(row.verdict == "UNKNOWN" for row in model_requests(snapshot)):
             return Reading("idle", "NO FIGURES YET", "neither an answer nor the log told what was cached")
         if snapshot.warmup.outcome == "done":
-            warm = f"{tokens(snapshot.warmup.prompt_tokens)} tokens are warm"
+            warm = f"{tokens(snapshot.warmup.warm_tokens)} tokens are warm"
         elif snapshot.warmup.outcome == "failed":
             return Reading("warn", "READY, NOT WARM", f"the warm-up failed: {one_line(snapshot.warmup.detail)}")
         else:

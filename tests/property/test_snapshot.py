@@ -20,6 +20,7 @@ from kvstack.core.events import (
     ServerSpawned,
     StateChanged,
     WarmupEnded,
+    WarmupStarted,
 )
 from kvstack.core.lifecycle import State
 from kvstack.core.logfacts import LogFact
@@ -97,7 +98,8 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(LogFactSeen, TIMES, st.just(1), FACTS),
     st.builds(ServerSpawned, TIMES, st.just(7), st.just(())),
     st.builds(StateChanged, TIMES, st.sampled_from(State), st.just("")),
-    st.builds(WarmupEnded, TIMES, st.just("done"), MAYBE_TOKENS, MAYBE_TOKENS),
+    st.builds(WarmupStarted, TIMES),
+    st.builds(WarmupEnded, TIMES, st.sampled_from(["done", "failed"]), MAYBE_TOKENS, MAYBE_TOKENS),
 )
 
 
@@ -147,10 +149,19 @@ def task_scripts(draw: st.DrawFn, number: int) -> list[Event]:
 
 
 @st.composite
+def warmup_scripts(draw: st.DrawFn) -> list[Event]:
+    """A warm-up that somebody asked for while clients are served."""
+    prompt, new = draw(SIZES)
+    steps: list[Event] = [WarmupStarted(1.0), WarmupEnded(1.2, "done", prompt, new)]
+    return [step for step in steps if draw(st.integers(0, 9))]
+
+
+@st.composite
 def histories(draw: st.DrawFn) -> list[Event]:
     """Requests and tasks at the same time, and anything else between them."""
     scripts = [draw(request_scripts(number)) for number in range(1, draw(st.integers(1, 6)))]
     scripts += [draw(task_scripts(number)) for number in range(draw(st.integers(0, 6)))]
+    scripts += [draw(warmup_scripts()) for _ in range(draw(st.integers(0, 2)))]
     scripts += [[event] for event in draw(st.lists(EVENTS, max_size=6))]
     turns = draw(st.permutations([place for place, script in enumerate(scripts) for _ in script]))
     waiting = [iter(script) for script in scripts]
@@ -192,6 +203,9 @@ def test_the_picture_stays_whole(events: list[Event]) -> None:
     assert counted.requests <= totals.requests
     owners = [task.owner for task in snapshot.join.tasks if task.owner is not None]
     assert len(owners) == len(set(owners))
+    assert not any(task.is_warmup and task.owner is not None for task in snapshot.join.tasks)
+    nobodys = [task for task in snapshot.join.tasks if task.owner is None and not (task.is_warmup or task.is_child)]
+    assert snapshot.log.unclaimed_tasks >= sum(task.released for task in nobodys)
     assert snapshot.log.unclaimed_tasks >= 0
     for row in snapshot.requests:
         assert (row.verdict is not None) == row.is_over

@@ -88,7 +88,7 @@ def snapshot(*rows: RequestRow, **changes: object) -> Snapshot:
         state_since_s=NOW_S - 8000,
         started_s=NOW_S - 8047,
         server=SERVER,
-        warmup=WarmupView("done", 16_512, 16_512, 35_170.0),
+        warmup=WarmupView("done", 17_100, 17_100, 35_170.0, boundary_tokens=16_512),
         totals=Totals(
             requests=len(known),
             prompt_tokens=sum(one.prompt_tokens or 0 for one in known),

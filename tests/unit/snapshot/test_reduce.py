@@ -316,7 +316,19 @@ def test_the_warmup_is_shown() -> None:
         "duration_ms": 812.5,
         "boundary_tokens": 7494,
         "detail": "",
+        "is_running": False,
     }
+    assert snapshot.warmup.warm_tokens == 7494
+    assert reduce(EMPTY, WarmupEnded(1.0, "done", 7504, 7504)).warmup.warm_tokens == 7504
+    assert reduce(EMPTY, WarmupEnded(1.0, "failed", 7504, boundary_tokens=7494)).warmup.warm_tokens is None
+
+
+def test_nothing_is_warm_after_the_server_died() -> None:
+    """What the warm-up did is lost with the process; the next one tells anew."""
+    snapshot = reduce(EMPTY, StateChanged(1.0, State.READY, ""))
+    snapshot = reduce(snapshot, WarmupEnded(1.0, "done", 7504, 7504))
+    snapshot = reduce(snapshot, StateChanged(2.0, State.BACKOFF, "died"))
+    assert snapshot.warmup.outcome == "pending"
 
 
 def test_saved_and_lost_seconds() -> None:

@@ -94,4 +94,7 @@ def test_notices_and_warm_up_are_talk() -> None:
     notice = announcer.feed(Notice(1.0, "warning", "odd\x1b[1m text"), _snapshot())
     assert notice == [Line("warning: odd [1m text")]
     done = announcer.feed(WarmupEnded(1.0, "done", 16512, 16512, 35_170.0), _snapshot())
-    assert done == [Line("warm-up: 16,512 tokens, 16,512 evaluated in 35 s")]
+    assert done == [Line("warm-up: 16,512 tokens are warm, 16,512 were evaluated in 35 s")]
+    # A text behind the prefix was evaluated as well, but nobody will ask for it.
+    done = announcer.feed(WarmupEnded(1.0, "done", 17_100, 17_100, 35_170.0, boundary_tokens=16_512), _snapshot())
+    assert done == [Line("warm-up: 16,512 tokens are warm, 17,100 were evaluated in 35 s")]

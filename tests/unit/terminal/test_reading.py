@@ -81,6 +81,7 @@ def test_what_says_nothing_of_the_cache_is_passed_over() -> None:
     ("warmup", "head", "words"),
     [
         (WarmupView("done", 16_512, 16_512, 1.0), "READY", "16,512 tokens are warm"),
+        (WarmupView("done", 17_100, 17_100, 1.0, boundary_tokens=16_512), "READY", "16,512 tokens are warm"),
         (WarmupView("failed", detail="HTTP 500"), "READY, NOT WARM", "HTTP 500"),
         (WarmupView("no prefix known"), "READY", "nothing is warm yet"),
     ],

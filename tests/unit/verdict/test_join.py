@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from kvstack.core.events import WarmupEnded, WarmupStarted
 from tests.unit.verdict.story import Story
 
 
@@ -271,3 +272,86 @@ def test_a_failed_load_from_the_ram_cache_is_no_hit() -> None:
     )
     row = story.turn(1147, 10, conversation="a", items=4, how="lru", between=between)
     assert row.verdict == "EVICTED"
+
+
+def test_a_warm_up_while_clients_are_served() -> None:
+    """Its task is the warm-up's from its launch on, and no stranger's."""
+    story = Story()
+    story.turn(900, 0)
+    story.emit(WarmupStarted(story.now_s))
+    assert story.snapshot.warmup.is_running
+    task = story.launch(how="lcp", similarity=0.5)
+    assert story.snapshot.slots[0].is_warmup
+    story.finish(task, 1200, 200, generated=1)
+    story.emit(WarmupEnded(story.now_s, "done", 1200, 1000, 1000.0))
+    assert not story.snapshot.warmup.is_running
+    assert story.snapshot.slots[0].is_warmup
+    assert story.snapshot.log.unclaimed_tasks == 0
+    # The next one past the proxy is a stranger's again.
+    story.finish(story.launch(), 300, 0)
+    assert not story.snapshot.slots[0].is_warmup
+    assert story.snapshot.log.unclaimed_tasks == 1
+
+
+def test_a_late_log_still_finds_the_warm_up() -> None:
+    """The warm-up may be over before the log tells of its task."""
+    story = Story()
+    story.turn(900, 0)
+    story.emit(WarmupStarted(story.now_s))
+    story.emit(WarmupEnded(story.now_s, "done", 1200, 1000, 1000.0))
+    story.finish(story.launch(), 1200, 200, generated=1)
+    assert story.snapshot.slots[0].is_warmup
+    assert story.snapshot.log.unclaimed_tasks == 0
+
+
+def test_a_second_warm_up_with_the_same_figures() -> None:
+    """The first one's task does not stand for the second's."""
+    story = Story()
+    for _ in range(2):
+        story.emit(WarmupStarted(story.now_s))
+        story.emit(WarmupEnded(story.now_s, "done", 1200, 1, 1.0))
+        story.finish(story.launch(how="lcp", similarity=0.999), 1200, 1199, generated=1)
+        assert story.snapshot.slots[0].is_warmup
+    assert story.snapshot.log.unclaimed_tasks == 0
+    assert [task.is_proved for task in story.snapshot.join.tasks] == [True, True]
+
+
+def test_a_warm_up_that_failed_claims_nothing() -> None:
+    """A warm-up that the server refused has no task: the next one is a client's."""
+    story = Story()
+    story.emit(WarmupStarted(story.now_s))
+    story.emit(WarmupEnded(story.now_s, "failed", detail="HTTP 400"))
+    assert story.turn(1000, 0).slot == 0
+    assert not story.snapshot.slots[0].is_warmup
+
+
+@pytest.mark.parametrize("warm_up_first", [False, True])
+def test_a_warm_up_and_a_request_at_once(warm_up_first: bool) -> None:
+    """Whatever the server took first: the figures tell whose is whose, and nobody is called a stranger."""
+    story = Story()
+    story.emit(WarmupStarted(story.now_s))
+    number = story.ask()
+    first, second = story.launch(0), story.launch(1)
+    ours, theirs = (first, second) if warm_up_first else (second, first)
+    slot = {first: 0, second: 1}
+    story.finish(ours, 1200, 0, slot=slot[ours], generated=1)
+    story.finish(theirs, 700, 0, slot=slot[theirs])
+    story.answer(number, 700, 0)
+    story.end(number)
+    story.emit(WarmupEnded(story.now_s, "done", 1200, 1200, 1200.0))
+    assert story.row(number).task == theirs
+    assert story.row(number).settled
+    assert [slot_view.is_warmup for slot_view in story.snapshot.slots] == [slot[ours] == 0, slot[ours] == 1]
+    assert story.snapshot.log.unclaimed_tasks == 0
+
+
+def test_a_request_that_was_sent_before_the_warm_up_keeps_its_task() -> None:
+    """A request that waits already is served first."""
+    story = Story()
+    number = story.ask()
+    story.emit(WarmupStarted(story.now_s))
+    story.launch(0)
+    assert story.row(number).slot == 0
+    assert not story.snapshot.slots[0].is_warmup
+    story.launch(1)
+    assert story.snapshot.slots[1].is_warmup
