@@ -62,6 +62,11 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Host = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9.:_-]+$")]
 
 
+# What the operating system cannot hand to a process.
+Argument = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -89,7 +94,7 @@ class Server(_Section):
     url: str | None = None
     """Attach to a llama-server that runs already, `http://127.0.0.1:12345`, instead of starting one."""
 
-    api_key: Annotated[str, Field(min_length=1)] | None = Field(default=None, repr=False)
+    api_key: Annotated[str, Field(pattern=r"^[!-~]+$")] | None = Field(default=None, repr=False)
     """Key that the llama-server asks for; shown masked everywhere."""
 
     host: Host = "127.0.0.1"
@@ -152,7 +157,7 @@ class Server(_Section):
     fit: bool | None = None
     """Let llama-server shrink unset values to the free memory, `--fit`.  Off, flags mean what they say."""
 
-    extra_args: tuple[str, ...] = Field(default=(), strict=False)
+    extra_args: tuple[Argument, ...] = Field(default=(), strict=False)
     """More arguments for llama-server, passed as they are.  What would undo a flag that kvstack needs is refused."""
 
     slot_save_path: FilePath | None = None
@@ -174,7 +179,7 @@ class Server(_Section):
     stop_timeout_s: Seconds = 10.0
     """How long open streams, and then the llama-server, get to end by themselves, in seconds."""
 
-    env: Mapping[str, str] = Field(default_factory=dict)
+    env: Mapping[VariableName, Argument] = Field(default_factory=dict)
     """Environment variables for llama-server, on top of the inherited ones (inherited `LLAMA_ARG_*` are dropped)."""
 
 
@@ -419,6 +424,8 @@ def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterato
         yield Problem(
             "name", "may hold letters, digits, '.', '_' and '-' only, and not start with '.'", lines.get("name")
         )
+    elif isinstance(name, str) and name.endswith(".toml"):
+        yield Problem("name", "may not end in '.toml': the verbs would take it for a file", lines.get("name"))
     server = raw.get("server")
     if isinstance(server, Mapping):
         given = [key for key in _SOURCES if key in server]
@@ -439,10 +446,12 @@ def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterato
             yield Problem(
                 "server.package", f"must be {' or '.join(map(_shown, PACKAGED_MODELS))}", lines.get("server.package")
             )
-        url = server.get("url")
-        if isinstance(url, str) and (fault := _url_fault(url)):
-            yield Problem("server.url", fault, lines.get("server.url"))
         proxy = raw.get("proxy", {})
+        url = server.get("url")
+        if isinstance(url, str):
+            fault = _url_fault(url) or (_own_fault(url, proxy) if isinstance(proxy, Mapping) else None)
+            if fault is not None:
+                yield Problem("server.url", fault, lines.get("server.url"))
         if isinstance(proxy, Mapping) and "url" not in server:
             ports = server.get("port", 12345), proxy.get("port", 1234)
             if ports[0] == ports[1] and isinstance(ports[0], int):
@@ -467,15 +476,27 @@ def _url_fault(url: str) -> str | None:
         return f"is no URL: {error}"
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         return "must look like http://127.0.0.1:12345"
+    if parts.username is not None or parts.password is not None:
+        return "must hold no user name and no password: set server.api_key if the server asks for a key"
     if parts.query or parts.fragment or parts.path not in {"", "/"}:
         return "must be a base URL, without a path"
     del port
     return None
 
 
+def _own_fault(url: str, proxy: Mapping[str, Any]) -> str | None:
+    parts = urlsplit(url)
+    here = {"127.0.0.1", "localhost", "::1", "0.0.0.0", str(proxy.get("host", "127.0.0.1")).lower()}
+    if parts.hostname in here and (parts.port or 80) == proxy.get("port", 1234):
+        return "is the proxy's own address: it would send every request to itself"
+    return None
+
+
 def _problem(details: ErrorDetails, lines: Mapping[str, int]) -> Problem:
     path = ".".join(str(part) for part in details["loc"])
     line = lines.get(path)
+    if line is None and (isinstance(details["loc"][-1], int) or path.startswith("server.env.")):
+        line = lines.get(path.rpartition(".")[0], lines.get("server.env") if path.startswith("server.env.") else None)
     if line is None and "." in path:
         line = lines.get(path.rpartition(".")[0]) if details["type"] == "missing" else line
     match details["type"]:

@@ -130,6 +130,12 @@ def test_a_key_unlike_all_others_gets_no_suggestion() -> None:
         ('[server]\nurl = "127.0.0.1:12345"', "server.url", 2),
         ('[server]\nurl = "http://127.0.0.1:12345/v1"', "server.url", 2),
         ('[server]\nmodel = "m"\nport = 1234', "proxy.port", 3),
+        ('[server]\nurl = "http://127.0.0.1:1234"', "server.url", 2),
+        ('[server]\nurl = "http://localhost:1299"\n[proxy]\nport = 1299', "server.url", 2),
+        ('[server]\nurl = "http://ann:secret@127.0.0.1:12345"', "server.url", 2),
+        ('[server]\nmodel = "m"\napi_key = "a\\nb"', "server.api_key", 3),
+        ('[server]\nmodel = "m"\nextra_args = ["a\\u0000b"]', "server.extra_args.0", 3),
+        ('name = "box.toml"\n[server]\nmodel = "m"', "name", 1),
         ('[server]\nmodel = "m"\n[warmup]\nsystem_prompt = "a"\nrequest_file = "b"', "warmup.request_file", 5),
     ],
 )
@@ -154,6 +160,20 @@ def test_values_are_shown_as_the_file_writes_them() -> None:
         "proxy.host": 'must be an address or a host name (it is "a b")',
         "proxy.strip_message_ids": 'must be true, false or "system" (it is "user")',
     }
+
+
+@pytest.mark.parametrize("text", ['{"A=B" = "x"}', '{A = "x\\u0000"}', '{"" = "x"}'])
+def test_an_environment_that_no_process_can_have_is_a_problem(text: str) -> None:
+    """Found in the file, not by the operating system."""
+    (problem,) = problems(f'[server]\nmodel = "m"\nenv = {text}\n')
+    assert problem.path.startswith("server.env")
+
+
+def test_a_secret_in_a_faulty_url_is_not_repeated() -> None:
+    """An error message lands in logs and screenshots."""
+    with pytest.raises(ConfigError) as caught:
+        parse('[server]\nurl = "http://ann:sekret@127.0.0.1:12345"\n')
+    assert "sekret" not in str(caught.value)
 
 
 def test_a_syntax_error_names_its_line() -> None:
