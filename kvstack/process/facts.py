@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -23,8 +24,10 @@ from kvstack.llama.memory import ModelShape, shape_of
 from kvstack.process.models import model_parts
 
 __all__ = [
+    "LastLog",
     "kernel_lines",
     "last_run",
+    "look_at_log",
     "look_at_machine",
     "look_at_model",
     "port_answers",
@@ -191,6 +194,58 @@ def last_run(path: Path, limit_bytes: int = 8 * 1024 * 1024) -> bytes:
     # Among the first lines of every run: `... verbosity = 4 (adjust with the `-lv N` CLI arg)`
     start = data.rfind(b"(adjust with the `-lv N` CLI arg)")
     return data[data.rfind(b"\n", 0, start) + 1 :] if start >= 0 else data
+
+
+@dataclass(frozen=True, slots=True)
+class LastLog:
+    """
+    The raw log of a stack's last run.
+
+    Attributes:
+        path: The file.
+        data: Its lines; empty if there are none, or if they are of no use.
+        age_s: How long ago it was written to; None if there is none.
+        left_out: Why it says nothing of the config in question; None if it does.
+    """
+
+    path: Path
+    data: bytes = b""
+    age_s: float | None = None
+    left_out: str | None = None
+
+
+def look_at_log(path: Path, config_path: Path, model: Path | None, runs_from: str | None, now_s: float) -> LastLog:
+    """
+    Read the log of the last run of a stack's name, if it is about this config.
+
+    A name says little: the run may have been one of another config, or of this one as it was before it was changed.
+
+    Args:
+        path: The raw log.
+        config_path: The config in question.
+        model: The model that it names, or None if that is not known.
+        runs_from: The config file of the stack that runs under this name now, or None.
+        now_s: The time.
+    """
+    try:
+        age_s = max(0.0, now_s - path.stat().st_mtime)
+    except OSError:
+        return LastLog(path)
+    data = last_run(path)
+    if runs_from is not None and runs_from != str(config_path):
+        return LastLog(path, age_s=age_s, left_out=f"the stack of this name was started from {runs_from}")
+    loaded = _LOADED.findall(data)
+    served = loaded[-1].decode("utf-8", "replace") if loaded else None
+    if model is not None and served is not None and os.path.normpath(served) != os.path.normpath(model):
+        return LastLog(path, age_s=age_s, left_out=f"it is of a run with another model, {served}")
+    with contextlib.suppress(OSError):
+        if runs_from is None and config_path.stat().st_mtime > now_s - age_s:
+            return LastLog(path, age_s=age_s, left_out="it is older than the config file")
+    return LastLog(path, data, age_s)
+
+
+# srv    load_model: loading model '/models/m.gguf'
+_LOADED = re.compile(rb"load_model: loading model '([^'\n]+)'")
 
 
 def kernel_lines() -> tuple[str, ...]:

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvstack.errors import ExitCode, KvstackError
 from kvstack.terminal import output
 from kvstack.terminal.app import ConfigArgument, JsonOption, OverridesOption, app
+from kvstack.terminal.figures import duration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from kvstack.llama.capabilities import Capabilities
     from kvstack.llama.doctor import Facts, Finding
     from kvstack.llama.doctor.facts import ServerProps
+    from kvstack.process.facts import LastLog
+    from kvstack.rundir import RunFile
 
 __all__ = ["doctor"]
 
@@ -38,9 +43,10 @@ def doctor(config: ConfigArgument, overrides: OverridesOption = None, as_json: J
         from kvstack.llama.doctor import Severity, diagnose  # noqa: PLC0415 - other verbs need none of this
         from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - see above
 
-        parsed, _ = load_checked(config, overrides)
-        facts, failed = _facts(parsed)
-        found = (*failed, *diagnose(facts))
+        parsed, path = load_checked(config, overrides)
+        bare, failed, log = _facts(parsed, path)
+        facts = _with_log(bare, log)
+        found = (*failed, *_with_source(diagnose(facts), diagnose(bare), log))
         errors = [finding for finding in found if finding.severity is Severity.ERROR]
         data = {
             "name": parsed.name,
@@ -54,28 +60,28 @@ def doctor(config: ConfigArgument, overrides: OverridesOption = None, as_json: J
                 }
                 for finding in found
             ],
-            "checked": _checked(facts),
+            "checked": _checked(facts, log),
         }
         if not errors:
-            return output.Result(data, lambda console: _drawn(console, found, facts))
+            return output.Result(data, lambda console: _drawn(console, found, facts, log))
         error = KvstackError(
             f"{len(errors)} of {len(found)} findings are errors",
             ", ".join(finding.code for finding in errors),
             f"Do what each remedy says, then run `kvstack doctor {config}` again.",
         )
-        return output.Result(data, lambda console: _drawn(console, found, facts), ExitCode.ERROR, error)
+        return output.Result(data, lambda console: _drawn(console, found, facts, log), ExitCode.ERROR, error)
 
     output.deliver("doctor", as_json, action)
 
 
-def _facts(config: Config) -> tuple[Facts, list[Finding]]:
-    """What can be known, and findings about what could not even be looked at."""
+def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], LastLog]:
+    """What is known without the log, findings about what could not even be looked at, and the log."""
     from kvstack.llama.command import child_environment, server_argv  # noqa: PLC0415 - see above
     from kvstack.llama.doctor import Facts, Finding, Severity  # noqa: PLC0415 - see above
-    from kvstack.llama.log import LogReader  # noqa: PLC0415 - see above
     from kvstack.process.facts import (  # noqa: PLC0415 - see above
+        LastLog,
         kernel_lines,
-        last_run,
+        look_at_log,
         look_at_machine,
         look_at_model,
         port_answers,
@@ -110,11 +116,18 @@ def _facts(config: Config) -> tuple[Facts, list[Finding]]:
             except KvstackError as error:
                 if "no device" not in error.what:  # which the checks say better
                     failure("command", error)
-    status = _status(config.name)
-    reader = LogReader()
-    batches = reader.feed(last_run(RunDir(config.name).log_path)), reader.close()
-    running = status is not None
+    run, status = _running(config.name)
+    server = status.get("server") if status is not None else None
+    server_url = server.get("url") if isinstance(server, Mapping) else None
+    log_path = RunDir(config.name).log_path
+    if config.attached:  # that server keeps its own
+        log = LastLog(log_path)
+    else:
+        model = model_path or config.server.model
+        log = look_at_log(log_path, config_path, model, run.config_path if run else None, time.time())
     answers = not config.attached and port_answers(config.server.host, config.server.port)
+    # A stack that lives but tells nothing may well be the one that answers.
+    silent = run is not None and status is None
     facts = Facts(
         config=config,
         machine=look_at_machine(),
@@ -122,21 +135,48 @@ def _facts(config: Config) -> tuple[Facts, list[Finding]]:
         argv=argv,
         model=look_at_model(model_path) if model_path is not None else None,
         props=_props(config) if answers or config.attached else None,
-        log=tuple(fact for batch in batches for fact in batch.facts),
-        lines=(*kernel_lines(), *(line for batch in batches for line in batch.lines)),
-        server_port_answers=answers and not running,
+        lines=kernel_lines(),
+        server_port_answers=answers and not silent and server_url != config.upstream_url,
+        proxy_port_answers=port_answers(config.proxy.host, config.proxy.port)
+        and (run is None or run.proxy_url != config.proxy_url),
         bypassing_requests=_unclaimed(status),
     )
-    return facts, failed
+    return facts, failed, log
 
 
-def _status(name: str) -> Mapping[str, Any] | None:
+def _running(name: str) -> tuple[RunFile | None, Mapping[str, Any] | None]:
+    """The run file of the stack of that name if it lives, and what it says of itself."""
     from kvstack.terminal import client  # noqa: PLC0415 - see above
 
     try:
-        return client.fetch_status(client.find(name))
+        run = client.find(name)
     except KvstackError:
-        return None
+        return None, None
+    try:
+        return run, client.fetch_status(run)
+    except KvstackError:
+        return run, None
+
+
+def _with_log(facts: Facts, log: LastLog) -> Facts:
+    from kvstack.llama.log import LogReader  # noqa: PLC0415 - see above
+
+    reader = LogReader()
+    batches = reader.feed(log.data), reader.close()
+    return replace(
+        facts,
+        log=tuple(fact for batch in batches for fact in batch.facts),
+        lines=(*facts.lines, *(line for batch in batches for line in batch.lines)),
+    )
+
+
+def _with_source(found: Iterable[Finding], without_log: Iterable[Finding], log: LastLog) -> list[Finding]:
+    """The findings; those that rest on the log say which file that is and how old."""
+    own = set(without_log)
+    where = f"in {log.path}, last written {duration(log.age_s or 0)} ago"
+    return [
+        finding if finding in own else replace(finding, evidence=f"{finding.evidence}\n{where}") for finding in found
+    ]
 
 
 def _unclaimed(status: Mapping[str, Any] | None) -> int | None:
@@ -169,7 +209,7 @@ def _props(config: Config) -> ServerProps | None:
     return props_of(data) if isinstance(data, dict) else None
 
 
-def _checked(facts: Facts) -> dict[str, Any]:
+def _checked(facts: Facts, log: LastLog) -> dict[str, Any]:
     """What the findings rest on: null where it could not be looked at."""
     capabilities, model, props = facts.capabilities, facts.model, facts.props
     needed = facts.memory
@@ -186,10 +226,11 @@ def _checked(facts: Facts) -> dict[str, Any]:
         "ram_bytes": facts.machine.ram_bytes,
         "ctx_per_slot": props.ctx_per_slot if props is not None else None,
         "log_lines": len(facts.lines),
+        "log": {"path": str(log.path), "age_s": log.age_s, "left_out": log.left_out},
     }
 
 
-def _drawn(console: Console, found: tuple[Finding, ...], facts: Facts) -> RenderableType:
+def _drawn(console: Console, found: tuple[Finding, ...], facts: Facts, log: LastLog) -> RenderableType:
     from rich.console import Group  # noqa: PLC0415 - plain output needs no rich
     from rich.text import Text  # noqa: PLC0415 - see above
 
@@ -209,6 +250,8 @@ def _drawn(console: Console, found: tuple[Finding, ...], facts: Facts) -> Render
         for label, value in (("the binary", facts.capabilities), ("the model", facts.model))
         if value is None and not facts.config.attached
     ]
+    if log.left_out is not None:
+        unknown.append(f"the log {log.path} ({log.left_out})")
     count = f"{len(found)} finding{'' if len(found) == 1 else 's'}"
     looked = count if found else "nothing is wrong as far as can be seen"
     unseen = f"; not looked at: {', '.join(unknown)}" if unknown else ""

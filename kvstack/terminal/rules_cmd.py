@@ -54,8 +54,9 @@ def list_rules(
     def action() -> output.Result:
         run = _running(stack)
         if run is not None:
-            data = {"stack": run.name, "config_path": run.config_path, "rules": _rules_of(run)}
-            return output.Result(data, _list_text(data["rules"], f" in the running stack {run.name!r}"))
+            told = _rules_of(run)
+            data = {"stack": run.name, "config_path": run.config_path, "rules": told}
+            return output.Result(data, _list_text(told, f" in the running stack {run.name!r}"))
         from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
 
         lines = [asdict(line) | {"hits": None} for line in inspecting.list_rules(_rules(stack))]

@@ -51,6 +51,7 @@ STRIX = Machine(
     gtt_bytes=96 * GIB,
     amd_gpu=True,
 )
+NO_GPU = Machine(system="linux", kernel="6.19.4", ram_bytes=128 * GIB, available_bytes=118 * GIB)
 RADV = "Available devices:\n  Vulkan0: AMD Radeon 8060S (RADV STRIX_HALO) (98816 MiB, 98000 MiB free)\n"
 LLVMPIPE = "Available devices:\n  Vulkan0: llvmpipe (LLVM 15.0.6, 256 bits) (15990 MiB, 15990 MiB free)\n"
 TWO = (
@@ -355,11 +356,12 @@ def test_little_memory_for_the_driver() -> None:
 
 @BUILDS
 def test_missing_device(build: str) -> None:
-    """A device that is not listed is an error, and none at all a warning."""
+    """A device that is not listed is an error; none at all is worth a warning only where there is a GPU."""
     found = finding(case('device = "Vulkan7"', build=build), "device-missing")
     assert "Vulkan0 (AMD Radeon 8060S (RADV STRIX_HALO))" in found.evidence
     assert "device-missing" in codes(case('device = "Vulkan0"', build=build, devices=NONE[build]))
-    assert "device-none" in codes(case(build=build, devices=NONE[build]))
+    assert finding(case(build=build, devices=NONE[build]), "device-none").severity is Severity.WARNING
+    assert finding(case(build=build, devices=NONE[build], machine=NO_GPU), "device-none").severity is Severity.NOTE
     assert "device-none" not in codes(case('device = "none"', build=build, devices=NONE[build]))
 
 
@@ -411,10 +413,12 @@ def test_work_on_the_gpu(log: str, code: str | None) -> None:
 
 @BUILDS
 def test_machine_without_a_gpu_is_said_once(build: str) -> None:
-    """Where no GPU is listed and none is named, running on the CPU is a warning and no error."""
-    log = OFFLOADED.format(49) + KV.format("CPU")
-    found = codes(case("no_mmap = true\ncache_ram_mib = 8192", build=build, devices=NONE[build], log=log))
-    assert found == {"device-none"}
+    """Where there is no GPU and none is named, running on the CPU is no fault, whatever the log says of it."""
+    log = OFFLOADED.format(49) + KV.format("CPU") + "ggml_vulkan: No devices found.\n"
+    plain = "no_mmap = true\ncache_ram_mib = 8192"
+    assert codes(case(plain, build=build, devices=NONE[build], log=log, machine=NO_GPU)) == set()
+    assert codes(case(plain, build=build, devices=NONE[build], log=log)) == {"device-none", "no-vulkan-device"}
+    assert "no-vulkan-device" in codes(case('device = "Vulkan0"', build=build, devices=NONE[build], log=log))
     assert "gpu-unused" in codes(case('device = "Vulkan0"', build=build, devices=NONE[build], log=log))
 
 
@@ -521,6 +525,18 @@ def test_watchdog_of_new_kernels() -> None:
     assert "gpu-watchdog" not in codes(case('device = "none"', machine=replace(STRIX, kernel="7.0.12")))
 
 
+def test_other_program_on_the_proxys_port() -> None:
+    """Clients would talk to it, and the start would fail; attached or not."""
+    found = finding(case(proxy_port_answers=True), "port-taken")
+    assert found.severity is Severity.ERROR
+    assert "127.0.0.1:1234 " in found.evidence
+    assert "proxy.port" in found.remedy
+    attached = case(source='url = "http://127.0.0.1:12345"', shape=None, proxy_port_answers=True)
+    assert codes(attached) == {"port-taken"}
+    both = diagnose(case(server_port_answers=True, proxy_port_answers=True))
+    assert [each.code for each in both].count("port-taken") == 2
+
+
 def test_other_server_on_the_port() -> None:
     """A program that answers on the server's port is an error, unless the stack attaches to it."""
     assert "127.0.0.1:12345" in finding(case(server_port_answers=True), "port-taken").evidence
@@ -622,6 +638,24 @@ def test_whole_prompts_again(build: str) -> None:
     assert found.what.startswith("2 prompts")
     assert "first 2,765 tokens" in found.what
     assert "full-reprocessing" not in codes(case(build=build, log=whole(word, 0.241, 29)))
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("[proxy]\nstrip_message_ids = false", "switched off (proxy.strip_message_ids = false): switch them on"),
+        ("[proxy]\nstrip_timestamps = false", "switched off (proxy.strip_timestamps = false): switch them on"),
+        ('[rules]\ndisable = ["pi.date"]', "switched off (rules.disable = pi.date): switch them on"),
+        ('[proxy]\nstrip_message_ids = "system"', None),
+        ("", None),
+    ],
+)
+def test_remedy_of_whole_prompts_again(section: str, says: str | None) -> None:
+    """Rules that are off are named first; otherwise the verb that names the cause."""
+    remedy = finding(case(section, log=whole("sim_best", 0.151, 18310)), "full-reprocessing").remedy
+    assert "`kvstack explain last`" in remedy
+    assert "switched off" in remedy if says else "switched off" not in remedy
+    assert (says or "") in remedy
 
 
 # --- Facts that are missing

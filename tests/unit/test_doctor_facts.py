@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from typer.testing import CliRunner
 
 from kvstack.llama.memory import Kind
 from kvstack.process.facts import (
+    LastLog,
     last_run,
+    look_at_log,
     look_at_machine,
     look_at_model,
     port_answers,
@@ -145,13 +149,15 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '*) echo "version: 11434 (abcdef0)" ;;\nesac\n'
     )
     binary.chmod(0o755)
-    with socket.socket() as free:
+    with socket.socket() as free, socket.socket() as other:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        other.bind(("127.0.0.1", 0))
+        port, proxy_port = free.getsockname()[1], other.getsockname()[1]
     path = tmp_path / "box.toml"
     path.write_text(
         f'[server]\nbinary = "./llama-server"\nmodel = "{MODELS / "tiny-hybrid.gguf"}"\nport = {port}\n'
         'device = "none"\ncache_ram_mib = 64\nctx_size = 4096\n'
+        f"[proxy]\nport = {proxy_port}\n"
     )
     return path
 
@@ -213,14 +219,74 @@ def test_verb_reads_the_last_run_of_the_log(config_file: Path, tmp_path: Path) -
     assert "processor-mismatch" not in codes
 
 
-def test_verb_sees_another_program_on_the_port(config_file: Path) -> None:
-    """A foreign program on the server's port is an error."""
+LOADED = "0.00.000.030 I srv    load_model: loading model '{}'\n"
+
+
+def log_of(tmp_path: Path, model: Path, age_s: float) -> Path:
+    """The log of a run that lost its GPU, with the model that it served."""
+    log = tmp_path / "state" / "box" / "server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(
+        f"0.00.001.000 I x: verbosity = 4 {MARK}\n{LOADED.format(model)}ggml_vulkan: device lost on Vulkan0\n"
+    )
+    os.utime(log, (time.time() - age_s,) * 2)
+    return log
+
+
+def test_findings_of_a_log_say_which_log(config_file: Path, tmp_path: Path) -> None:
+    """An earlier run's log is evidence only with its path and age; other findings have none of it."""
+    os.utime(config_file, (time.time() - 9000,) * 2)
+    log = log_of(tmp_path, MODELS / "tiny-hybrid.gguf", 7200)
+    _, out = run(str(config_file), "--json", "--set", "server.cache_ram_mib=0")
+    data = json.loads(out)["data"]
+    evidence = {finding["code"]: finding["evidence"] for finding in data["findings"]}
+    assert evidence["gpu-lost"].splitlines()[1:] == [f"in {log}, last written 2 h 00 m ago"]
+    assert str(log) not in evidence["cache-ram-off"]
+    assert data["checked"]["log"]["left_out"] is None
+
+
+@pytest.mark.parametrize(
+    ("model", "age_s", "why"),
+    [
+        ("tiny-dense.gguf", 0, "it is of a run with another model"),
+        ("tiny-hybrid.gguf", 7200, "it is older than the config file"),
+    ],
+)
+def test_a_log_of_another_config_is_left_out(
+    model: str, age_s: float, why: str, config_file: Path, tmp_path: Path
+) -> None:
+    """A stack of the same name may have been another one; what its log says is not this config's fault."""
+    log = log_of(tmp_path, MODELS / model, age_s)
+    code, out = run(str(config_file))
+    assert code == 0
+    assert "gpu-lost" not in out
+    assert f"the log {log} ({why}" in out
+    checked = json.loads(run(str(config_file), "--json")[1])["data"]["checked"]
+    assert why in checked["log"]["left_out"]
+
+
+def test_the_log_of_a_running_stack_counts_if_it_is_this_configs(tmp_path: Path) -> None:
+    """What runs now is of interest also where its file was edited since; what another file started is not."""
+    log = log_of(tmp_path, tmp_path / "m.gguf", 7200)
+    config = tmp_path / "box.toml"
+    config.write_text("")
+    now_s = time.time()
+    assert look_at_log(log, config, tmp_path / "m.gguf", str(config), now_s).data
+    assert look_at_log(log, config, None, str(config), now_s).data
+    other = look_at_log(log, config, None, "/etc/other.toml", now_s)
+    assert (other.data, other.left_out) == (b"", "the stack of this name was started from /etc/other.toml")
+    assert look_at_log(tmp_path / "none.log", config, None, None, now_s) == LastLog(tmp_path / "none.log")
+
+
+@pytest.mark.parametrize("key", ["server.port", "proxy.port"])
+def test_verb_sees_another_program_on_the_port(key: str, config_file: Path) -> None:
+    """A foreign program on the server's or the proxy's port is an error."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
         # It accepts and never answers, so the question for /props must not wait for ever.
-        code, out = run(str(config_file), "--json", "--set", f"server.port={port}")
+        code, out = run(str(config_file), "--json", "--set", f"{key}={port}")
     assert code == 1
     assert "port-taken" in {finding["code"] for finding in json.loads(out)["data"]["findings"]}
 

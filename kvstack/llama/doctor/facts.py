@@ -159,6 +159,7 @@ class Facts:
         log: Facts from the running server's log.
         lines: Lines of the server's log, and of the kernel's where they can be read.
         server_port_answers: Whether something answers on the server's port that is not this stack's server.
+        proxy_port_answers: Whether something answers on the proxy's port that is not this stack's proxy.
         bypassing_requests: Requests in the server's log that did not come through the proxy, or None.
     """
 
@@ -171,6 +172,7 @@ class Facts:
     log: tuple[logfacts.LogFact, ...] = ()
     lines: tuple[str, ...] = ()
     server_port_answers: bool = False
+    proxy_port_answers: bool = False
     bypassing_requests: int | None = None
 
     def logged(self, kind: type[_Fact]) -> list[_Fact]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kvstack.core import logfacts
 from kvstack.llama.doctor.facts import Facts, Finding, Severity
+from kvstack.llama.doctor.gpu import has_no_gpu
 
 __all__ = ["CHECKS", "FAILURES", "Failure"]
 
@@ -191,7 +192,10 @@ def failure_lines(facts: Facts) -> Iterator[Finding]:
                 shown[failure.code] = (failure, line.strip())
                 break
     for failure, line in shown.values():
-        yield Finding(failure.code, failure.severity, failure.what, line[:EVIDENCE_CHARACTERS], failure.remedy)
+        severity = failure.severity
+        if failure.code == "no-vulkan-device" and has_no_gpu(facts) and not facts.machine.amd_gpu:
+            severity = Severity.NOTE  # none is there, and none was asked for
+        yield Finding(failure.code, severity, failure.what, line[:EVIDENCE_CHARACTERS], failure.remedy)
 
 
 def full_reprocessing(facts: Facts) -> Iterator[Finding]:
@@ -207,8 +211,20 @@ def full_reprocessing(facts: Facts) -> Iterator[Finding]:
         f"{count} evaluated as a whole although a slot held the first {max(lost):,} tokens",
         f"log: forcing full prompt re-processing; a {kind} model goes back to checkpoints only, and there are none "
         "inside the system prompt and tools",
-        "See `kvstack status` for what changed in the prompts; this is no fault of the hardware.",
+        _stable_prompts(facts),
     )
+
+
+def _stable_prompts(facts: Facts) -> str:
+    """What to do about prompts that change near their front: rules that are off come first."""
+    proxy, disabled = facts.config.proxy, facts.config.rules.disable
+    off = [f"proxy.{key} = false" for key in ("strip_message_ids", "strip_timestamps") if getattr(proxy, key) is False]
+    off += [f"rules.disable = {name}" for name in disabled]
+    tell = (
+        "`kvstack explain last` names what changed in the last prompt and what to do about it; this is no fault of the "
+        "hardware."
+    )
+    return f"Rules that keep prompts equal are switched off ({', '.join(off)}): switch them on. {tell}" if off else tell
 
 
 def _lost_tokens(log: Iterable[logfacts.LogFact]) -> Iterator[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvstack.core import logfacts
 from kvstack.llama.doctor.facts import Facts, Finding, Severity
 
-__all__ = ["CHECKS", "Driver", "driver_of", "uses_gpu"]
+__all__ = ["CHECKS", "Driver", "driver_of", "has_no_gpu", "uses_gpu"]
 
 _SHARED = re.compile(r"shared memory: (\d+)")
 _MATRIX = re.compile(r"matrix cores: ([^|]+?)\s*(?:\||$)")
@@ -86,10 +86,13 @@ def device_listed(facts: Facts) -> Iterator[Finding]:
     elif not devices:
         yield Finding(
             "device-none",
-            Severity.WARNING,
+            # A machine without a GPU is normal, and gpu_layers is 99 by default; a GPU that cannot be used is not.
+            Severity.WARNING if facts.machine.amd_gpu else Severity.NOTE,
             "No GPU is found: everything runs on the CPU",
-            f"--list-devices: {listed}; gpu_layers = {facts.config.server.gpu_layers}",
-            'Install the GPU\'s driver, or set server.device = "none" if the CPU is meant.',
+            f"--list-devices: {listed}; gpu_layers = {facts.config.server.gpu_layers}"
+            + ("; this machine has an AMD GPU" if facts.machine.amd_gpu else ""),
+            "If there is a GPU, install its driver and put this user into the groups render and video; else there is "
+            "nothing to do.",
         )
 
 
@@ -169,7 +172,7 @@ def work_on_gpu(facts: Facts) -> Iterator[Finding]:
     if kv_devices:
         evidence.append(f"KV buffer on {', '.join(sorted(kv_devices))}")
     if not used:
-        if not _has_no_gpu(facts):
+        if not has_no_gpu(facts):
             yield Finding(
                 "gpu-unused",
                 Severity.ERROR,
@@ -195,8 +198,10 @@ def work_on_gpu(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _has_no_gpu(facts: Facts) -> bool:
-    """Whether there is no GPU and none is named: another finding says so, and the CPU may well be meant."""
+def has_no_gpu(facts: Facts) -> bool:
+    """
+    Whether there is no GPU and none is named: another finding says so, and the CPU may well be meant.
+    """
     devices = facts.capabilities.devices if facts.capabilities is not None else None
     return devices == () and facts.config.server.device is None
 

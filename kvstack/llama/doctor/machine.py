@@ -55,17 +55,22 @@ def watchdog(facts: Facts) -> Iterator[Finding]:
 
 
 def port_taken(facts: Facts) -> Iterator[Finding]:
-    """Something else answers where the server is to listen."""
-    if not facts.server_port_answers or facts.config.attached:
-        return
-    server = facts.config.server
-    yield Finding(
-        "port-taken",
-        Severity.ERROR,
-        "Another program answers on llama-server's port already",
-        f"{server.host}:{server.port} accepts connections, and no stack of the name {facts.config.name!r} runs",
-        "End it, attach to it with server.url, or set server.port to a free port.",
-    )
+    """Something else answers where the server or the proxy is to listen."""
+    server, proxy = facts.config.server, facts.config.proxy
+    taken = []
+    if facts.server_port_answers and not facts.config.attached:
+        remedy = "End it, attach to it with server.url, or set server.port to a free port."
+        taken.append(("llama-server's port", server.host, server.port, remedy))
+    if facts.proxy_port_answers:
+        taken.append(("the proxy's port", proxy.host, proxy.port, "End it, or set proxy.port to a free port."))
+    for what, host, port, remedy in taken:
+        yield Finding(
+            "port-taken",
+            Severity.ERROR,
+            f"Another program answers on {what} already",
+            f"{host}:{port} accepts connections, and it is not the stack {facts.config.name!r} that does",
+            remedy,
+        )
 
 
 def bypass(facts: Facts) -> Iterator[Finding]:
