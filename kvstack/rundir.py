@@ -182,12 +182,20 @@ class RunDir:
     def write(self, run: RunFile) -> None:
         """
         Replace the run file at once: a reader sees the old text or the new one.
+
+        Raises:
+            OSError: It cannot be written; the old one is still there, and nothing else.
         """
         temporary = self._run_path.with_suffix(f".{os.getpid()}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(run.to_json())
-        temporary.replace(self._run_path)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(run.to_json())
+            temporary.replace(self._run_path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
     def set_server(self, pid: int | None, started_s: float | None, argv0: str | None) -> None:
         """

@@ -230,18 +230,24 @@ class Stack:
         me = identify(os.getpid())
         assert me is not None
         config = self._plan.config
-        self._run_dir.write(
-            RunFile(
-                config.name,
-                me.pid,
-                me.started_s,
-                config.proxy_url,
-                self._token,
-                str(self._plan.config_path),
-                str(self._run_dir.log_path),
-                kvstack.__version__,
-            )
+        run = RunFile(
+            config.name,
+            me.pid,
+            me.started_s,
+            config.proxy_url,
+            self._token,
+            str(self._plan.config_path),
+            str(self._run_dir.log_path),
+            kvstack.__version__,
         )
+        try:
+            self._run_dir.write(run)
+        except OSError as error:
+            raise KvstackError(
+                "The run file cannot be written: no other terminal would find this stack",
+                f"{self._run_dir.path}: {error.strerror or error}",
+                "Free some space there, or set KVSTACK_STATE_DIR to another directory.",
+            ) from None
 
     # Parts
 

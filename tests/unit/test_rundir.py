@@ -66,6 +66,23 @@ def test_a_run_file_of_a_newer_kvstack_is_read() -> None:
     assert RunFile.from_json(RUN.to_json().replace("{", '{"new": [1],', 1)) == RUN
 
 
+def test_a_run_file_that_cannot_be_written_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: the old file stays, no half one beside it."""
+    directory = RunDir("box")
+    directory.lock()
+    directory.write(RUN)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kvstack.rundir.os.fdopen", full)
+    with pytest.raises(OSError, match="No space"):
+        directory.set_server(1, 2.0, "x")
+    assert directory.read() == RUN
+    assert sorted(path.name for path in directory.path.iterdir()) == ["lock", "run.json"]
+    directory.unlock()
+
+
 def test_a_second_lock_names_the_first_holder() -> None:
     """Exit 4, and the message says who it is and how to end it."""
     first = RunDir("box")
