@@ -251,6 +251,7 @@ def _row_dict(row: RequestRow) -> dict[str, Any]:
         "cost_s": row.cost_s,
         "saved_s": row.saved_s,
         "settled": row.settled,
+        "warm_tokens": row.warm_tokens,
         "divergence": row.divergence,
         "error": row.error,
         "before": row.before,

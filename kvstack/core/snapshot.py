@@ -35,6 +35,7 @@ from kvstack.core.join import Join, begin_warmup, claim_warmup, end_warmup, fold
 from kvstack.core.lifecycle import State
 from kvstack.core.picture import Snapshot, add_notice
 from kvstack.core.serverfacts import note_fact
+from kvstack.core.totals import account, add_seconds, is_late, seconds
 from kvstack.core.verdict import judge
 from kvstack.core.views import (
     LogView,
@@ -87,11 +88,12 @@ def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
         case ServerDescribed():
             return replace(snapshot, server=_described(snapshot.server, event))
         case MemorySampled():
-            return replace(snapshot, server=replace(snapshot.server, rss_bytes=event.rss_bytes))
+            snapshot = replace(snapshot, server=replace(snapshot.server, rss_bytes=event.rss_bytes))
+            return _count_late(snapshot, event.time_s)
         case RequestReceived():
-            return _received(snapshot, event)
+            return _received(_count_late(snapshot, event.time_s), event)
         case RequestForwarded():
-            return _change_row(snapshot, event.id, lambda row: _forwarded(row, snapshot.join.run))
+            return _change_row(snapshot, event.id, lambda row: _forwarded(row, snapshot))
         case FirstByteSent():
             return _change_row(snapshot, event.id, lambda row: _first_byte(row, event.time_s))
         case AnswerSeen():
@@ -217,14 +219,19 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
     )
     settled = snapshot.settled_totals
     for forgotten in snapshot.requests[: -(REQUESTS_KEPT - 1)]:
+        # Nothing more will be heard of it.
         if not forgotten.settled:
-            settled = _account(settled, forgotten, 1)  # nothing more will be heard of it
+            settled = add_seconds(account(settled, forgotten, 1), forgotten)
+        if not forgotten.is_counted:
+            totals = add_seconds(totals, forgotten)
     requests = (*snapshot.requests[-(REQUESTS_KEPT - 1) :], row)
     return replace(snapshot, totals=totals, settled_totals=settled, requests=requests)
 
 
-def _forwarded(row: RequestRow, run: int) -> RequestRow:
-    return row if row.is_over else replace(row, phase="forwarded", run=run)
+def _forwarded(row: RequestRow, snapshot: Snapshot) -> RequestRow:
+    if row.is_over:
+        return row
+    return replace(row, phase="forwarded", run=snapshot.join.run, warm_tokens=snapshot.warmup.warm_tokens)
 
 
 def _ended(row: RequestRow, event: RequestEnded) -> RequestRow:
@@ -270,33 +277,24 @@ def _with_row(snapshot: Snapshot, index: int, row: RequestRow) -> Snapshot:
         return snapshot
     totals = snapshot.totals
     if old.verdict is not None or row.verdict is not None:
-        totals = _account(_account(totals, old, -1), row, 1)
+        totals = account(account(totals, old, -1), row, 1)
+    if row.is_counted and not old.is_counted:
+        totals = add_seconds(totals, row)
     settled = snapshot.settled_totals
     if row.settled and not old.settled:
-        settled = _account(settled, row, 1)
+        settled = add_seconds(account(settled, row, 1), row)
     requests = (*snapshot.requests[:index], row, *snapshot.requests[index + 1 :])
     return replace(snapshot, totals=totals, settled_totals=settled, requests=requests)
 
 
-def _account(totals: Totals, row: RequestRow, sign: int) -> Totals:
-    if row.verdict is None or row.api is None:
-        return totals
-    verdicts = dict(totals.verdicts)
-    verdicts[row.verdict] = verdicts.get(row.verdict, 0) + sign
-    known = row.prompt_tokens is not None and row.cached_tokens is not None and row.evaluated_tokens is not None
-    return replace(
-        totals,
-        requests=totals.requests + sign,
-        prompt_tokens=totals.prompt_tokens + sign * ((row.prompt_tokens or 0) if known else 0),
-        cached_tokens=totals.cached_tokens + sign * ((row.cached_tokens or 0) if known else 0),
-        evaluated_tokens=totals.evaluated_tokens + sign * ((row.evaluated_tokens or 0) if known else 0),
-        generated_tokens=totals.generated_tokens + sign * (row.generated_tokens or 0),
-        prefill_ms=totals.prefill_ms + sign * (row.prefill_ms or 0.0),
-        decode_ms=totals.decode_ms + sign * (row.decode_ms or 0.0),
-        saved_s=totals.saved_s + sign * (row.saved_s or 0.0),
-        cost_s=totals.cost_s + sign * (row.cost_s or 0.0),
-        verdicts={verdict: count for verdict, count in verdicts.items() if count},
-    )
+def _count_late(snapshot: Snapshot, now_s: float) -> Snapshot:
+    """
+    Count the seconds of requests whose log has not come: they shall not be missing for ever.
+    """
+    for index, row in enumerate(snapshot.requests):
+        if row.verdict is not None and not row.is_counted and is_late(row, now_s):
+            snapshot = _with_row(snapshot, index, replace(row, is_counted=True))
+    return snapshot
 
 
 def _rejoin(snapshot: Snapshot, requests: Iterable[int]) -> Snapshot:
@@ -338,19 +336,27 @@ def _composed(snapshot: Snapshot, row: RequestRow) -> RequestRow:
     )
     # What was lost was evaluated by this very request: its own rate is the best.
     own = row.evaluated_tokens * 1000.0 / row.prefill_ms if row.evaluated_tokens and row.prefill_ms else None
+    settled = (
+        row.api is None
+        or row.phase == "failed"
+        or not _has_log(snapshot)
+        or (task is not None and task.released and (task.is_proved or not _has_figures(row.answer)))
+    )
+    cost_s, saved_s = row.cost_s, row.saved_s
+    if not row.is_counted:
+        cost_s = seconds(judgement.lost_tokens, own or join.prefill_tokens_per_s)
+        saved_s = seconds(row.cached_tokens, join.prefill_tokens_per_s or own)
     return replace(
         row,
         verdict=judgement.verdict,
         cause=judgement.cause,
         ttft_ms=ttft_ms(row),
         lost_tokens=judgement.lost_tokens,
-        cost_s=_seconds(judgement.lost_tokens, own or join.prefill_tokens_per_s),
-        saved_s=_seconds(row.cached_tokens, join.prefill_tokens_per_s or own),
+        cost_s=cost_s,
+        saved_s=saved_s,
+        is_counted=row.is_counted or settled,
         processed_tokens=None,
-        settled=row.api is None
-        or row.phase == "failed"
-        or not _has_log(snapshot)
-        or (task is not None and task.released and (task.is_proved or not _has_figures(row.answer))),
+        settled=settled,
     )
 
 
@@ -361,14 +367,6 @@ def _has_log(snapshot: Snapshot) -> bool:
 
 def _has_figures(answer: AnswerSeen | None) -> bool:
     return answer is not None and answer.evaluated_tokens is not None
-
-
-def _seconds(tokens: int | None, rate: float | None) -> float | None:
-    if tokens is None:
-        return None
-    if tokens == 0:
-        return 0.0
-    return tokens / rate if rate else None
 
 
 def _taken_by(snapshot: Snapshot, row: RequestRow, before: RequestRow | None) -> str | None:

@@ -81,9 +81,13 @@ class RequestRow:
     lost_tokens: int | None = None
     """Tokens that were evaluated though they had been in the cache, or should have been."""
     cost_s: float | None = None
-    """Seconds that the lost tokens took, by the prefill rate of this run."""
+    """Seconds that the lost tokens took, by the request's own prefill rate, or that of this run."""
     saved_s: float | None = None
     """Seconds that the cached tokens would have taken, by the prefill rate of this run."""
+    is_counted: bool = False
+    """Whether its seconds are in the totals: they do not change any more."""
+    warm_tokens: int | None = None
+    """What a warm-up had made warm when it was sent to the server."""
     error: str | None = None
     settled: bool = False
     """Whether the verdict is final: the request is over, and all that the log says of it is read."""
@@ -286,9 +290,9 @@ class Totals:
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     saved_s: float = 0.0
-    """Prefill that the cache saved, by the measured rate."""
+    """Prefill that the cache saved, by the measured rate; only grows."""
     cost_s: float = 0.0
-    """Prefill that a better reuse would have saved, by the measured rate."""
+    """Prefill that a better reuse would have saved, by the measured rate; only grows."""
     ts_removed: int = 0
     msg_ids_removed: int = 0
     verdicts: Mapping[str, int] = field(default_factory=dict)

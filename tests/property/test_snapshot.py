@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import get_args
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from kvstack.core.events import (
     Event,
     FirstByteSent,
     LogFactSeen,
+    MemorySampled,
     RequestEnded,
     RequestForwarded,
     RequestReceived,
@@ -97,6 +99,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(LogFactSeen, TIMES, st.integers(1, 2), FACTS),
     st.builds(LogFactSeen, TIMES, st.just(1), FACTS),
     st.builds(ServerSpawned, TIMES, st.just(7), st.just(())),
+    st.builds(MemorySampled, st.sampled_from([1.0, 100.0]), TOKENS),
     st.builds(StateChanged, TIMES, st.sampled_from(State), st.just("")),
     st.builds(WarmupStarted, TIMES),
     st.builds(WarmupEnded, TIMES, st.sampled_from(["done", "failed"]), MAYBE_TOKENS, MAYBE_TOKENS),
@@ -186,10 +189,13 @@ def unique(events: list[Event]) -> list[Event]:
 def test_the_picture_stays_whole(events: list[Event]) -> None:
     """Totals are the sums of what is shown, counters never shrink, a task has one owner, ratios are ratios."""
     snapshot = Snapshot("test", "http://127.0.0.1:1")
-    counted = snapshot.counters
+    counted, shown = snapshot.counters, snapshot.totals
     for event in events:
         snapshot = reduce(snapshot, event)
         before, counted = counted, snapshot.counters
+        assert snapshot.totals.saved_s >= shown.saved_s
+        assert snapshot.totals.cost_s >= shown.cost_s
+        shown = snapshot.totals
         assert counted.requests >= before.requests
         assert counted.evaluated_tokens >= before.evaluated_tokens
         assert counted.saved_s >= before.saved_s
@@ -201,6 +207,9 @@ def test_the_picture_stays_whole(events: list[Event]) -> None:
     assert totals.cached_tokens == sum(row.cached_tokens or 0 for row in known)
     assert totals.evaluated_tokens == sum(row.evaluated_tokens or 0 for row in known)
     assert counted.requests <= totals.requests
+    for seconds, sums in (("saved_s", totals.saved_s), ("cost_s", totals.cost_s)):
+        rows = [getattr(row, seconds) or 0.0 for row in judged if row.is_counted]
+        assert sums == pytest.approx(sum(rows))
     owners = [task.owner for task in snapshot.join.tasks if task.owner is not None]
     assert len(owners) == len(set(owners))
     assert not any(task.is_warmup and task.owner is not None for task in snapshot.join.tasks)

@@ -346,6 +346,32 @@ def test_saved_and_lost_seconds() -> None:
     assert story.snapshot.prefill_tokens_per_s == pytest.approx(1000.0)
 
 
+def test_seconds_never_go_back() -> None:
+    """A log that comes late corrects verdict and rate, but what the totals have shown stays."""
+    story = Story()
+    story.turn(10000, 0)
+    number = story.ask(items=4)
+    task = story.launch(how="lcp", similarity=0.9)
+    story.answer(number, 10050, 9050)
+    story.end(number)
+    before = story.snapshot.totals
+    assert before.saved_s == 0.0  # the log may still tell that it was otherwise
+    story.emit(MemorySampled(story.now_s + 4.0, 1))
+    assert story.snapshot.totals.saved_s == 0.0
+    story.emit(MemorySampled(story.now_s + 6.0, 1))
+    shown = story.snapshot.totals
+    assert (shown.saved_s, shown.cost_s) == (pytest.approx(9.05), pytest.approx(10.0 + 0.95))
+    other = story.ask(conversation=None)
+    story.finish(story.launch(1), 5000, 0, slot=1)
+    story.answer(other, 5000, 0)
+    story.end(other)
+    story.finish(task, 10050, 9050)
+    assert story.row(number).settled
+    after = story.snapshot.totals
+    assert after.saved_s == shown.saved_s
+    assert after.cost_s == pytest.approx(shown.cost_s + 5.0)
+
+
 def test_short_prefills_do_not_measure_the_rate() -> None:
     """A handful of tokens measures the overhead."""
     story = Story()

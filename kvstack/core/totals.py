@@ -1,0 +1,78 @@
+"""
+Sums over requests: what of each goes into the totals, and when.
+
+Tokens and verdicts are counted as soon as a request is over, and corrected when the log tells more.  Seconds are
+estimates: they are counted once the request's verdict is final, or has had time enough to become so, and stay as they
+are from then on.  So what was saved and lost only grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvstack.core.views import RequestRow, Totals
+
+__all__ = ["account", "add_seconds", "is_late", "seconds"]
+
+PATIENCE_S = 5.0
+"""So long the log may take to tell of a request that is over."""
+
+
+def account(totals: Totals, row: RequestRow, sign: int) -> Totals:
+    """
+    Add a request's figures, all but its seconds, or take them back.
+
+    Args:
+        totals: The sums.
+        row: The request.
+        sign: 1 or -1.
+    """
+    if row.verdict is None or row.api is None:
+        return totals
+    verdicts = dict(totals.verdicts)
+    verdicts[row.verdict] = verdicts.get(row.verdict, 0) + sign
+    known = row.prompt_tokens is not None and row.cached_tokens is not None and row.evaluated_tokens is not None
+    return replace(
+        totals,
+        requests=totals.requests + sign,
+        prompt_tokens=totals.prompt_tokens + sign * ((row.prompt_tokens or 0) if known else 0),
+        cached_tokens=totals.cached_tokens + sign * ((row.cached_tokens or 0) if known else 0),
+        evaluated_tokens=totals.evaluated_tokens + sign * ((row.evaluated_tokens or 0) if known else 0),
+        generated_tokens=totals.generated_tokens + sign * (row.generated_tokens or 0),
+        prefill_ms=totals.prefill_ms + sign * (row.prefill_ms or 0.0),
+        decode_ms=totals.decode_ms + sign * (row.decode_ms or 0.0),
+        verdicts={verdict: count for verdict, count in verdicts.items() if count},
+    )
+
+
+def add_seconds(totals: Totals, row: RequestRow) -> Totals:
+    """
+    Add what the cache saved and lost in one request.
+    """
+    if row.verdict is None or row.api is None:
+        return totals
+    return replace(
+        totals, saved_s=totals.saved_s + (row.saved_s or 0.0), cost_s=totals.cost_s + (row.cost_s or 0.0)
+    )
+
+
+def is_late(row: RequestRow, now_s: float) -> bool:
+    """
+    Whether a request that is over has waited for its log long enough.
+    """
+    return row.duration_ms is not None and row.time_s + row.duration_ms / 1000.0 + PATIENCE_S <= now_s
+
+
+def seconds(tokens: int | None, rate: float | None) -> float | None:
+    """
+    How long so many tokens take to prefill.
+
+    Args:
+        tokens: How many.
+        rate: Tokens per second, if it is known.
+    """
+    if tokens is None:
+        return None
+    if tokens == 0:
+        return 0.0
+    return tokens / rate if rate else None
