@@ -16,10 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, get_args
 
 from kvstack.prompt.dialects import Item
-from kvstack.prompt.recurring import ItemCache
+from kvstack.prompt.recurring import RecentRequests, link_up
+from kvstack.prompt.roles import Role
 
 __all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered", "digest_item", "link_up"]
 
@@ -27,6 +28,8 @@ __all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered", "d
 # rather another conversation that began with the same words.
 _MAX_TURNS_MISSED = 2
 _MAX_TWINS = 4
+
+_ROLE_NAMES = {role: role.encode() for role in get_args(Role)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class ConversationMemory:
         self.max_bytes = max_bytes
         self.bytes = 0
         self.warned: set[str] = set()
-        self.items = ItemCache()
+        self.recent = RecentRequests()
         self._links: OrderedDict[bytes, tuple[Remembered, ...]] = OrderedDict()
         self._requests = 0
         self._names = 0
@@ -247,21 +250,13 @@ def digest_item(item: Item, texts: Sequence[str]) -> bytes:
         item: The item.
         texts: Its texts as they count, in order.
     """
-    state = blake2b(item.role.encode(), digest_size=16)
+    pieces = [_ROLE_NAMES[item.role]]
     beside = _beside_text(item.value)
     for text in (*texts, *beside) if beside else texts:
         data = text.strip().encode("utf-8", "surrogatepass")
         if data:
-            state.update(b"%d:" % len(data))
-            state.update(data)
-    return state.digest()
-
-
-def link_up(previous: bytes, digest: bytes) -> bytes:
-    """
-    Make the next link of a chain.
-    """
-    return blake2b(previous + digest, digest_size=16).digest()
+            pieces += (b"%d:" % len(data), data)
+    return blake2b(b"".join(pieces), digest_size=16).digest()
 
 
 def _beside_text(value: Any) -> list[str]:

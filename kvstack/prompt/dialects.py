@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from kvstack.prompt.items import TEXT_PARTS, Item, Text, read_texts
+from kvstack.prompt.overlap import NOTHING_KNOWN, Overlap, OverlapFinder
 from kvstack.prompt.roles import ROLES, Role, TurnMarkers, split_prompt
 from kvstack.prompt.splice import (
     Array,
@@ -86,8 +88,6 @@ _ITEM_ROLES: dict[str, Role] = {
     "function_call_output": "tool",
     "custom_tool_call_output": "tool",
 }
-# A tuple: a part may claim to be of any type, also of one that cannot be hashed.
-_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def api_of(path: str) -> Api | None:
@@ -112,85 +112,6 @@ def spell_path(path: Sequence[str | int]) -> str:
 
 
 @dataclass(slots=True)
-class Text:
-    """
-    One text of a prompt.
-
-    Attributes:
-        path: JSON path of its string literal, from the top of the body.
-        value: The decoded text.
-        base: Offset of this text inside the decoded literal; 0 unless a raw prompt was split into turns.
-        whole: The decoded literal, where this text is only a part of it.
-        part: Index of the content part that holds it, or None if the content is one string.
-    """
-
-    path: JsonPath
-    value: str
-    base: int = 0
-    part: int | None = None
-    whole: str | None = None
-
-
-class Item:
-    """
-    One message, input item, or top-level system text.
-
-    Attributes:
-        key: The top-level key that holds it.
-        index: Its index in the list under that key; -1 for the value itself.
-        role: Who speaks.
-        value: The decoded item; None for a turn of a raw prompt.
-        start: Offset of the item in the body text; -1 if it is no element of the item list.
-        end: Offset behind it.
-        leading: It stands before everything that a user or model said.
-    """
-
-    __slots__ = ("_texts", "end", "index", "key", "leading", "role", "start", "value")
-
-    def __init__(
-        self,
-        key: str,
-        index: int,
-        role: Role,
-        texts: list[Text] | None,
-        value: Any,
-        start: int = -1,
-        end: int = -1,
-        leading: bool = False,
-    ) -> None:
-        self.key = key
-        self.index = index
-        self.role = role
-        self.value = value
-        self.start = start
-        self.end = end
-        self.leading = leading
-        self._texts = texts
-
-    @property
-    def path(self) -> JsonPath:
-        """
-        Its JSON path from the top of the body.
-        """
-        return (self.key, self.index) if self.index >= 0 else (self.key,)
-
-    @property
-    def texts(self) -> list[Text]:
-        """
-        Its texts, in order.
-        """
-        if self._texts is None:
-            self._texts = []
-            if type(self.value) is dict:
-                content = self.value.get("content")
-                if content is not None:
-                    self._texts = _texts(content, (*self.path, "content"))
-                elif self.role == "tool":
-                    self._texts = _texts(self.value.get("output"), (*self.path, "output"))
-        return self._texts
-
-
-@dataclass(slots=True)
 class Document:
     """
     A request body, read.
@@ -203,6 +124,7 @@ class Document:
         array: The item list; None if there is none.
         count: Number of messages or input items.
         split: False if a raw prompt could not be split into turns.
+        overlap: What it has in common with a former one.
     """
 
     text: str
@@ -212,6 +134,7 @@ class Document:
     array: Array | None = None
     count: int = 0
     split: bool = True
+    overlap: Overlap = NOTHING_KNOWN
     _starts: dict[str, int] = field(default_factory=dict)
     _places: dict[JsonPath, tuple[int, int]] = field(default_factory=dict)
 
@@ -221,6 +144,20 @@ class Document:
         The key of the item list.
         """
         return _DIALECTS[self.api].items
+
+    @property
+    def before_list(self) -> int:
+        """
+        How many items stand before the item list: top-level system texts.
+        """
+        return len(self.items) - (len(self.array.values) if self.array is not None else 0)
+
+    @property
+    def listed_items(self) -> list[Item]:
+        """
+        The items of the item list.
+        """
+        return self.items[self.before_list :]
 
     def locate(self, path: JsonPath) -> tuple[int, int]:
         """
@@ -259,7 +196,9 @@ class Document:
         return self._places[path]
 
 
-def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Document:
+def read_document(
+    text: str, api: Api, markers: TurnMarkers | None = None, formers: Sequence[Document] = ()
+) -> Document:
     """
     Read a body.
 
@@ -267,6 +206,7 @@ def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Do
         text: The body, decoded.
         api: Its dialect.
         markers: Role markers of the model's chat template, to split a raw prompt into turns.
+        formers: Documents of this dialect that were read before: items that come again are taken from there.
 
     Raises:
         NotJson: It is not one JSON object.
@@ -275,7 +215,8 @@ def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Do
     start = skip_space(text, 0)
     if not text.startswith("{", start):
         raise NotJson("a body is an object")
-    members, top, end = walk_object(text, start, deep=(dialect.items,) if dialect.items else ())
+    finder = OverlapFinder(text, [(former.text, former.array) for former in formers]) if formers else None
+    members, top, end = walk_object(text, start, deep=(dialect.items,) if dialect.items else (), known=finder)
     if skip_space(text, end) != len(text):
         raise NotJson("text behind the body")
     document = Document(text, api, [], top, _starts={member.key: member.start for member in members})
@@ -284,7 +225,7 @@ def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Do
         return document
     for key in dialect.system:
         value = top.get(key)
-        texts = _texts(value, (key,))
+        texts = read_texts(value, (key,))
         if texts:
             document.items.append(Item(key, -1, "system", texts, value, leading=True))
     listed = top.get(dialect.items)
@@ -294,16 +235,38 @@ def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Do
     elif isinstance(listed, Array):
         document.array = listed
         document.count = len(listed.values)
-        _read_items(document, dialect.items)
+        overlap = finder.found() if finder else NOTHING_KNOWN
+        known = formers[overlap.former].listed_items if overlap.runs else []
+        _read_items(document, dialect.items, overlap.runs, known)
+        document.overlap = overlap
     return document
 
 
-def _read_items(document: Document, key: str) -> None:
+def _read_items(document: Document, key: str, runs: Sequence[tuple[int, int]], known: Sequence[Item]) -> None:
+    """
+    Make the items of the item list, but for runs of them that are *known*.
+    """
     leading = True
-    array = document.array
-    assert array is not None
+    done = 0
+    for first, end in runs:
+        leading = _make_items(document, key, done, first, leading)
+        # What they are depends on themselves, and on whether all before them are system texts.
+        if leading == (first == 0 or known[first - 1].leading):
+            document.items += known[first:end]
+            leading = known[end - 1].leading
+        else:
+            leading = _make_items(document, key, first, end, leading)
+        done = end
+    assert document.array is not None
+    _make_items(document, key, done, len(document.array.values), leading)
+
+
+def _make_items(document: Document, key: str, first: int, end: int, leading: bool) -> bool:
+    assert document.array is not None
+    values = document.array.values
     append = document.items.append
-    for index, value in enumerate(array.values):
+    for index in range(first, end):
+        value = values[index]
         role: Role = "other"
         if type(value) is dict:
             said = value.get("role")
@@ -314,7 +277,8 @@ def _read_items(document: Document, key: str) -> None:
             elif type(value.get("type")) is str:
                 role = _ITEM_ROLES.get(value["type"], "other")
         leading = leading and role == "system"
-        append(Item(key, index, role, None, value, array.starts[index], array.ends[index], leading))
+        append(Item(key, index, role, None, value, leading, True))
+    return leading
 
 
 def _holds_results(content: Any) -> bool:
@@ -324,24 +288,7 @@ def _holds_results(content: Any) -> bool:
     if type(content) is not list:
         return False
     kinds = {part.get("type", "text") for part in content if isinstance(part, dict) and type(part.get("type")) is str}
-    return "tool_result" in kinds and kinds.isdisjoint(_TEXT_PARTS)
-
-
-def _texts(content: Any, path: JsonPath) -> list[Text]:
-    """
-    Read the texts of a content value: a string, or a list of parts.
-    """
-    if type(content) is str:
-        return [Text(path, content)]
-    if type(content) is not list:
-        return []
-    texts = []
-    for index, part in enumerate(content):
-        if isinstance(part, dict) and part.get("type", "text") in _TEXT_PARTS:
-            value = part.get("text")
-            if type(value) is str:
-                texts.append(Text((*path, index, "text"), value, part=index))
-    return texts
+    return "tool_result" in kinds and kinds.isdisjoint(TEXT_PARTS)
 
 
 def _read_prompt(document: Document, dialect: _Dialect, markers: TurnMarkers | None) -> None:

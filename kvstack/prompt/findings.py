@@ -51,7 +51,8 @@ class Findings:
         carriers: Whole messages that the client adds to the newest turn.
         done: Rules that are counted already: rule, path, how many things.
         message_ids: `message_id` keys removed.
-        local: What is settled already, by index of the item.
+        digests: What settled items count as when conversations are compared, by index.
+        local: What was done to settled items, where anything was.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -59,4 +60,5 @@ class Findings:
     carriers: list[Carrier] = field(default_factory=list)
     done: list[tuple[Rule, JsonPath, int]] = field(default_factory=list)
     message_ids: int = 0
+    digests: dict[int, bytes] = field(default_factory=dict)
     local: dict[int, Local] = field(default_factory=dict)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvstack.prompt.conversation import ConversationMemory, digest_item
+from kvstack.prompt.conversation import digest_item
 from kvstack.prompt.dialects import Document, Item, Text, spell_path
 from kvstack.prompt.editing import Op, body_edits, changed_text, settle
 from kvstack.prompt.findings import Append, Carrier, Findings
 from kvstack.prompt.head import Head, HeadBlock, match_first
 from kvstack.prompt.metadata import cut_keys, fits, plain
 from kvstack.prompt.pattern import Found, Pattern
-from kvstack.prompt.recurring import MAX_ITEM_CHARACTERS, MAX_USER_ITEM_CHARACTERS, Local
+from kvstack.prompt.recurring import Former, Hit, Local
 from kvstack.prompt.ruleset import Client, Rule, SearchTable
 from kvstack.prompt.splice import Edit, NotJson
 from kvstack.prompt.tooling import tool_texts
@@ -24,16 +24,19 @@ from kvstack.prompt.tooling import tool_texts
 __all__ = ["find_all"]
 
 
-def find_all(document: Document, client: Client, memory: ConversationMemory | None = None) -> Findings:
+def find_all(document: Document, client: Client, former: Former | None = None, *, settles: bool = False) -> Findings:
     """
     Find the blocks of all rules of a client.
 
     Args:
         document: The request.
         client: Its client.
-        memory: Holds results for items that came before.
+        former: The request with which it overlaps.
+        settles: Settle what depends on one item alone, to be taken over by the next request.
     """
-    finder = _Finder(document, client, memory)
+    finder = _Finder(document, client, settles)
+    if former is not None and former.client is client:
+        finder.findings.digests, finder.findings.local = former.settled(document)
     finder.carriers()
     finder.system()
     finder.tools()
@@ -45,14 +48,14 @@ Group = tuple[list[Rule], Found]
 
 
 class _Finder:
-    def __init__(self, document: Document, client: Client, memory: ConversationMemory | None) -> None:
+    def __init__(self, document: Document, client: Client, settles: bool) -> None:
         self.document = document
         self.client = client
         self.findings = Findings()
         self._dialect = document.api.value
         self._seen: dict[str, int] = {}
         self._carriers: set[int] = set()
-        self._cache = memory.items if memory is not None else None
+        self._settles = settles
 
     def _rules(self, where: str) -> Sequence[Rule]:
         return self.client.at(where, self._dialect)
@@ -67,7 +70,7 @@ class _Finder:
         rules = self._rules("message")
         items = self.document.items
         for index, item in enumerate(items):
-            if item.role not in ("user", "system") or item.start < 0 or item.leading or not index:
+            if item.role not in ("user", "system") or not item.listed or item.leading or not index:
                 continue
             if (item.role == "user" and items[index - 1].role not in ("user", "tool")) or len(item.texts) != 1:
                 continue
@@ -83,6 +86,7 @@ class _Finder:
                 same = _first_target(rule.same, value) if rule else ""
                 self.findings.carriers.append(Carrier(index, rule, same))
                 self._carriers.add(index)
+                self._unsettle(index)
                 break
 
     def system(self) -> None:
@@ -90,10 +94,11 @@ class _Finder:
         System texts before the first turn; what a client inserts later on is history.
         """
         table = self.client.table("system", self._dialect)
-        if table is None:
-            return
-        for item in self.document.items:
-            if item.leading:
+        for index, item in enumerate(self.document.items):
+            if not item.leading:
+                break
+            self._unsettle(index)
+            if table is not None:
                 for text in item.texts:
                     self._search(text, table)
 
@@ -114,87 +119,72 @@ class _Finder:
         first = self._rules("first user")
         heads = self.client.heads(self._dialect)
         tails = self._rules("user tail")
-        opening: Item | None = None
-        for index, item in enumerate(self.document.items):
-            if index in self._carriers:
+        items, digests = self.document.items, self.findings.digests
+        opening = next(
+            (n for n, item in enumerate(items) if item.role == "user" and n not in self._carriers and item.texts), -1
+        )
+        if first:
+            self._unsettle(opening)
+        for index, item in enumerate(items):
+            if index in digests or index in self._carriers:
                 continue
             if item.role != "user":
-                if not item.leading:
-                    self._recurring(index, item, None)
+                if self._settles and item.listed and not item.leading:
+                    digests[index] = digest_item(item, item.words)
                 continue
             if not item.texts:
                 continue
-            contextual = opening is None and bool(first)
-            opening = opening or item
-            if not contextual and self._recurring(index, item, None):
-                continue
+            contextual = index == opening and bool(first)
             own = Findings()
             outer, self.findings = self.findings, own
             head = self.client.head.read(item.texts)
             if contextual:
                 self._first_user(item, head, first)
             for block in head.blocks:
-                self._head_block(block, head, heads.get(block.block.name, ()), opening)
+                self._head_block(block, head, heads.get(block.block.name, ()), items[opening])
             for rule in tails:
                 self._tail(item.texts[-1], rule)
             self.findings = outer
-            if contextual or not self._recurring(index, item, own):
+            if contextual or not self._settle(index, item, own):
                 outer.ops += own.ops
                 outer.appends += own.appends
                 outer.done += own.done
                 outer.message_ids += own.message_ids
 
-    def _recurring(self, index: int, item: Item, own: Findings | None) -> bool:
+    def _unsettle(self, index: int) -> None:
         """
-        Look up what an item comes to, or keep it.
-
-        Args:
-            index: Index of the item.
-            item: The item.
-            own: What was found in it, to keep; None to look it up.
-
-        Returns:
-            Whether the item is settled.
+        Forget what is known of an item that depends on what stands around it.
         """
-        limit = MAX_USER_ITEM_CHARACTERS if item.role == "user" else MAX_ITEM_CHARACTERS
-        if self._cache is None or not 0 <= item.start < item.end <= item.start + limit:
-            return False
-        key = (self.client.name, self._dialect, self.document.text[item.start : item.end])
-        if own is None:
-            local = self._cache.get(key)
-            if local is None and item.role != "user":
-                local = Local(digest_item(item, [text.value for text in item.texts]))
-                self._cache.put(key, local)
-        else:
-            local = self._settle(item, own)
-            if local is not None:
-                self._cache.put(key, local)
-        if local is None:
-            return False
-        self.findings.local[index] = local
-        return True
+        self.findings.digests.pop(index, None)
+        self.findings.local.pop(index, None)
 
-    def _settle(self, item: Item, own: Findings) -> Local | None:
+    def _settle(self, index: int, item: Item, own: Findings) -> bool:
         """
         Turn what was found in an item into edits, if it depends on nothing else.
         """
-        if own.appends or any(op.new is None or op.rule.spec.action not in ("drop", "constant") for op in own.ops):
-            return None
+        if not self._settles or not item.listed or own.appends:
+            return False
+        if not own.ops and not own.done:
+            self.findings.digests[index] = digest_item(item, item.words)
+            return True
+        if any(op.new is None or op.rule.spec.action not in ("drop", "constant") for op in own.ops):
+            return False
         ops = settle(own.ops)
         texts = [changed_text(text, [op for op in ops if op.text is text], bare=True) for text in item.texts]
         if not all(texts):
-            return None
-        edits = body_edits(self.document, ops, (), {}) if ops else []
-        base = len(spell_path(item.path))
-        done = [(rule.name, spell_path(path)[base:], rule.spec.action, n) for rule, path, n in own.done]
-        done += [(op.rule.name, spell_path(op.text.path)[base:], op.rule.spec.action, 1) for op in ops if op.counted]
-        return Local(
-            digest_item(item, texts),
-            tuple(Edit(first - item.start, last - item.start, new) for first, last, new in edits),
-            tuple(done),
+            return False
+        start, _ = self.document.locate(item.path)
+        hits = [Hit(rule.name, spell_path(path), rule.spec.action, n) for rule, path, n in own.done]
+        hits += [Hit(op.rule.name, spell_path(op.text.path), op.rule.spec.action) for op in ops if op.counted]
+        self.findings.digests[index] = digest_item(item, texts)
+        edits = body_edits(self.document, ops, (), {})
+        self.findings.local[index] = Local(
+            tuple(Edit(first - start, last - start, new) for first, last, new in edits),
+            tuple(hits),
             sum(op.rule.spec.switch == "strip_timestamps" for op in ops),
             own.message_ids,
         )
+        return True
 
     def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
         for rule in rules:

@@ -107,6 +107,9 @@ def _line_end(text: str, pos: int) -> int:
     return -1
 
 
+# Keys of what a search has seen, beside the indices of tokens.
+_NEWLINE, _CLOSE = -1, -2
+
 _SPECIAL = ("line", "text", "json", "json-fence")
 
 
@@ -173,7 +176,7 @@ class Pattern:
             elif element.name in ("line", "text"):
                 pos = self._read_open(text, pos, index, seen)
             else:
-                found = _read_json(text, pos, fenced=element.name == "json-fence")
+                found = _read_fence(text, pos, seen) if element.name == "json-fence" else _read_json(text, pos)
                 if found is None:
                     return None
                 span, value, pos = found
@@ -187,18 +190,18 @@ class Pattern:
         """
         Read `{line}` or `{text}`: up to the next literal, or as far as the token may go.
 
-        *seen* keeps where the next line end (-1) and the next literal of each token were found last: for a later
-        start the answer is the same unless it was passed.
+        *seen* keeps where the next line end and the next literal of each token were found last: for a later start
+        the answer is the same unless it was passed.
         """
         element = self.elements[index]
         assert isinstance(element, _Token)
         following = self.elements[index + 1] if index + 1 < len(self.elements) else None
         limit = len(text)
         if element.name == "line":
-            newline = seen.get(-1, -1)
+            newline = seen.get(_NEWLINE, -1)
             if newline < pos:
                 newline = text.find("\n", pos)
-                seen[-1] = newline = newline if newline >= 0 else limit
+                seen[_NEWLINE] = newline = newline if newline >= 0 else limit
             limit = newline - 1 if newline > pos and text[newline - 1] == "\r" else newline
         if following is None:
             return limit
@@ -254,29 +257,41 @@ def _first_read(token: _Token, text: str, pos: int, limit: int) -> int:
     return -1
 
 
-def _read_json(text: str, pos: int, *, fenced: bool) -> tuple[tuple[int, int], Any, int] | None:
-    if fenced:
-        if not text.startswith("```json", pos):
-            return None
-        pos = _line_end(text, pos + 7)
-        if pos < 0:
-            return None
+def _read_json(text: str, pos: int) -> tuple[tuple[int, int], Any, int] | None:
     pos = skip_space(text, pos)
-    if fenced and not text.startswith("{", pos):
-        return None
     try:
         value, end = read_value(text, pos)
     except NotJson:
         return None
-    after = end
-    if fenced:
-        after = skip_space(text, end)
-        if not text.startswith("```", after) or text[after - 1 : after] != "\n":
-            return None
-        after += 3
-        if after < len(text) and _line_end(text, after) < 0:
-            return None
-    return (pos, end), value, after
+    return (pos, end), value, end
+
+
+def _read_fence(text: str, pos: int, seen: dict[int, int]) -> tuple[tuple[int, int], Any, int] | None:
+    if not text.startswith("```json", pos):
+        return None
+    pos = _line_end(text, pos + 7)
+    if pos < 0:
+        return None
+    # No JSON holds a line end in a string, so none goes on behind the first closing line.  Only what stands before it
+    # is read: the scanner counts all lines before an error, which takes forever where many fences are broken.
+    close = seen.get(_CLOSE, -1)
+    if close < pos - 1:
+        close = text.find("\n```", pos - 1)
+        seen[_CLOSE] = close = close if close >= 0 else len(text)
+    start = skip_space(text, pos)
+    if close == len(text) or not text.startswith("{", start):
+        return None
+    try:
+        value, length = read_value(text[start:close], 0)
+    except NotJson:
+        return None
+    end = start + length
+    if skip_space(text, end) != close + 1:
+        return None
+    after = close + 4
+    if after < len(text) and _line_end(text, after) < 0:
+        return None
+    return (start, end), value, after
 
 
 def compile_pattern(source: str) -> Pattern:

@@ -178,7 +178,7 @@ class Planner:
             if carrier.rule is None:
                 continue
             if carrier.rule.spec.action == "drop":
-                plan.dropped.append(index - self._offset())
+                plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
             text = item.texts[0].value
@@ -191,10 +191,11 @@ class Planner:
             if (kept_before, text) in missing:
                 missing.discard((kept_before, text))
             elif any(entry.text == text and entry.position <= kept_before for entry in known):
-                plan.dropped.append(index - self._offset())
+                plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
             elif self._remembers:
-                raw = self._document.text[item.start : item.end]
+                start, end = self._document.locate(item.path)
+                raw = self._document.text[start:end]
                 standing.append(Placed(kept_before, carrier.rule.name, raw, text))
         for entry in known:
             if (entry.position, entry.text) in missing:
@@ -219,19 +220,12 @@ class Planner:
         if not 0 < entry.position <= len(self._counted):
             return
         before = self._counted[entry.position - 1]
-        if before.start < 0:
+        if not before.listed:
             return
-        index = self._indices[entry.position - 1] - self._offset()
+        index = self._indices[entry.position - 1] - self._document.before_list
         plan.inserted.setdefault(index, []).append(entry.raw)
         if entry.rule in self._rules.by_name:
             plan.done.append((self._rules.by_name[entry.rule], before.path, 1))
-
-    def _offset(self) -> int:
-        """
-        Return how many items stand before the list: top-level system texts.
-        """
-        array = self._document.array
-        return len(self._document.items) - (len(array.values) if array is not None else 0)
 
 
 def _last_text(item: Item, ops: Sequence[Op]) -> Text:

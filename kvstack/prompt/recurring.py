@@ -2,82 +2,161 @@
 Items that come again.
 
 A conversation sends all its earlier turns with each request.  What the rules make of most items depends on the item
-alone, so it is worked out once and looked up by the item's raw text from then on.
+alone, so it is worked out once and taken over as long as the item is spelled the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
+from hashlib import blake2b
 
-from kvstack.prompt.ruleset import RuleSet
+from kvstack.prompt.dialects import Api, Document
+from kvstack.prompt.ruleset import Client, RuleSet
 from kvstack.prompt.splice import Edit
 
-__all__ = ["ItemCache", "Local"]
+__all__ = ["Former", "Hit", "Local", "RecentRequests", "link_up"]
 
-# A longer item is read as fast as it is looked up; one of the user has more to be worked out.
-MAX_ITEM_CHARACTERS = 2 * 1024
-MAX_USER_ITEM_CHARACTERS = 16 * 1024
+# A request is kept as text and as values, which take about as much again with their containers.
+_BYTES_PER_TEXT_BYTE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """
+    What one rule did at one place.
+
+    Attributes:
+        rule: The rule's name.
+        path: Where, for example `messages[0].content`.
+        action: What it did there.
+        n: How many things it did it to.
+    """
+
+    rule: str
+    path: str
+    action: str
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
     """
-    What the rules make of one item, whatever stands around it.
+    What the rules did to one item, whatever stands around it.
 
     Attributes:
-        digest: What it counts as when conversations are compared.
         edits: Edits, relative to the start of the item.
-        done: Rules that acted: name, path inside the item, action, how many things.
+        hits: What is to be reported.
         timestamps: Timestamp prefixes removed.
         message_ids: `message_id` keys removed.
     """
 
-    digest: bytes
     edits: tuple[Edit, ...] = ()
-    done: tuple[tuple[str, str, str, int], ...] = ()
+    hits: tuple[Hit, ...] = ()
     timestamps: int = 0
     message_ids: int = 0
 
 
-class ItemCache:
+@dataclass(frozen=True, slots=True)
+class Former:
     """
-    Results by raw item text, for one rule set at a time; what was not asked for in a while is forgotten.
+    A request that was dealt with.
+
+    Attributes:
+        document: It.
+        client: Its client.
+        digests: What its settled items count as, by index.
+        local: What was done to them, where anything was.
+        counted: Digests of all items that count.
+        links: The chain that they make.
+    """
+
+    document: Document
+    client: Client
+    digests: dict[int, bytes] = field(default_factory=dict)
+    local: dict[int, Local] = field(default_factory=dict)
+    counted: list[bytes] = field(default_factory=list)
+    links: list[bytes] = field(default_factory=list)
+
+    def settled(self, document: Document) -> tuple[dict[int, bytes], dict[int, Local]]:
+        """
+        Return what is settled of a document that overlaps with this one.
+        """
+        known, local = self.digests, self.local
+        before = document.before_list
+        if before != self.document.before_list:
+            return {}, {}
+        runs = [range(first + before, end + before) for first, end in document.overlap.runs]
+        return (
+            {index: known[index] for run in runs for index in run if index in known},
+            {index: local[index] for run in runs for index in run if index in local},
+        )
+
+    def chain(self, digests: list[bytes], seed: bytes) -> list[bytes]:
+        """
+        Make the chain of items that count; links hold as long as all digests are the same.
+        """
+        same = len(self.counted)
+        if digests[:same] != self.counted:
+            pairs = enumerate(zip(digests, self.counted, strict=False))
+            same = next((n for n, (one, two) in pairs if one != two), min(len(digests), same))
+        links = self.links[:same]
+        link = links[-1] if links else seed
+        for digest in digests[same:]:
+            link = link_up(link, digest)
+            links.append(link)
+        return links
+
+
+class RecentRequests:
+    """
+    The last requests of one rule set, newest first.
 
     Args:
-        max_bytes: How much raw text is kept, at two bytes a character.
+        max_requests: How many are kept; one that continues another takes its place.
+        max_bytes: How much memory they may take, about.
     """
 
-    def __init__(self, max_bytes: int = 32 * 1024 * 1024) -> None:
-        self._max_characters = max_bytes // 4
+    def __init__(self, max_requests: int = 16, max_bytes: int = 96 * 1024 * 1024) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
         self._rules: RuleSet | None = None
-        self._young: dict[tuple[str, str, str], Local] = {}
-        self._old: dict[tuple[str, str, str], Local] = {}
-        self._characters = 0
+        self._formers: list[Former] = []
 
-    def use(self, rules: RuleSet) -> None:
+    def of(self, rules: RuleSet, api: Api) -> list[Former]:
         """
-        Forget everything if the rules are not the same object as before.
+        Return the requests in one dialect; all are forgotten if the rules are not the same object as before.
         """
         if rules is not self._rules:
-            self._rules = rules
-            self._young, self._old, self._characters = {}, {}, 0
+            self._rules, self._formers = rules, []
+        return [former for former in self._formers if former.document.api is api]
 
-    def get(self, key: tuple[str, str, str]) -> Local | None:
+    def keep(self, former: Former, continued: Former | None) -> None:
         """
-        Look up an item: client, dialect, raw text.
-        """
-        found = self._young.get(key)
-        if found is None:
-            found = self._old.get(key)
-            if found is not None:
-                self.put(key, found)
-        return found
+        Keep a request.
 
-    def put(self, key: tuple[str, str, str], local: Local) -> None:
+        Args:
+            former: The request.
+            continued: The one that it overlaps with.
         """
-        Keep the result for an item.
-        """
-        self._characters += len(key[2])
-        if self._characters > self._max_characters:
-            self._old, self._young, self._characters = self._young, {}, len(key[2])
-        self._young[key] = local
+        if former.document.array is None:
+            return
+        if continued is not None:
+            shared = sum(end - first for first, end in former.document.overlap.runs)
+            # Half is more than a system text and a few first turns, which other conversations have as well.
+            if 2 * shared > len(continued.document.items):
+                self._formers = [kept for kept in self._formers if kept is not continued]
+        self._formers.insert(0, former)
+        room = self._max_bytes
+        for number, kept in enumerate(self._formers):
+            room -= _BYTES_PER_TEXT_BYTE * sys.getsizeof(kept.document.text)
+            if room < 0 or number >= self._max_requests:
+                del self._formers[number:]
+                return
+
+
+def link_up(previous: bytes, digest: bytes) -> bytes:
+    """
+    Make the next link of a chain.
+    """
+    return blake2b(previous + digest, digest_size=16).digest()

@@ -9,7 +9,7 @@ decoded-to-raw offset map, so everything else keeps its spelling: escapes, key o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from operator import itemgetter
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "Array",
     "Edit",
+    "Known",
     "Member",
     "NotJson",
     "Number",
@@ -90,6 +91,10 @@ class Array(NamedTuple):
         return list(zip(self.starts, self.ends, strict=True))
 
 
+# Tells which elements of an array are known already, by the offset and the index of the next one.
+Known = Callable[[int, int], "Array | None"]
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """
@@ -126,7 +131,9 @@ def read_value(text: str, pos: int) -> tuple[Any, int]:
     return value, end
 
 
-def walk_object(text: str, pos: int, *, deep: Iterable[str] = ()) -> tuple[list[Member], dict[str, Any], int]:
+def walk_object(
+    text: str, pos: int, *, deep: Iterable[str] = (), known: Known | None = None
+) -> tuple[list[Member], dict[str, Any], int]:
     """
     Walk the object that opens at *pos*; values are skipped at C speed.
 
@@ -134,6 +141,7 @@ def walk_object(text: str, pos: int, *, deep: Iterable[str] = ()) -> tuple[list[
         text: The JSON text.
         pos: Offset of the opening brace.
         deep: Keys whose arrays are read element by element: their value is an `Array`.
+        known: Elements of those arrays that need not be read.
 
     Returns:
         The members in order, the last value of each key, and the offset behind the closing brace.
@@ -156,7 +164,7 @@ def walk_object(text: str, pos: int, *, deep: Iterable[str] = ()) -> tuple[list[
             raise NotJson(f"expected a colon at {pos}")
         start = skip_space(text, pos + 1)
         if key in deep and text[start : start + 1] == "[":
-            values[key] = walked = walk_array(text, start)
+            values[key] = walked = walk_array(text, start, known)
             pos = walked.end
         else:
             values[key], pos = read_value(text, start)
@@ -170,9 +178,14 @@ def walk_object(text: str, pos: int, *, deep: Iterable[str] = ()) -> tuple[list[
         pos = skip_space(text, pos + 1)
 
 
-def walk_array(text: str, pos: int) -> Array:
+def walk_array(text: str, pos: int, known: Known | None = None) -> Array:
     """
     Read the array that opens at *pos*, keeping the place of each element.
+
+    Args:
+        text: The JSON text.
+        pos: Offset of the opening bracket.
+        known: Elements that need not be read.
 
     Raises:
         NotJson: There is no complete array.
@@ -186,11 +199,18 @@ def walk_array(text: str, pos: int) -> Array:
     length = len(text)
     try:
         while True:
-            value, end = _scan(text, pos)
-            values.append(value)
-            starts.append(pos)
-            ends.append(end)
-            pos = end
+            run = known(pos, len(values)) if known is not None else None
+            if run is not None:
+                values += run.values
+                starts += run.starts
+                ends += run.ends
+                pos = run.end
+            else:
+                value, end = _scan(text, pos)
+                values.append(value)
+                starts.append(pos)
+                ends.append(end)
+                pos = end
             while pos < length and text[pos] in _SPACE:
                 pos += 1
             mark = text[pos : pos + 1]

@@ -11,15 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from operator import itemgetter
 
-from kvstack.prompt.conversation import Chain, ConversationMemory, Remembered, digest_item, link_up
+from kvstack.prompt.conversation import Chain, ConversationMemory, Remembered, digest_item
 from kvstack.prompt.detection import detect_client, side_label
 from kvstack.prompt.dialects import Api, Document, api_of, read_document, spell_path
 from kvstack.prompt.editing import Op, body_edits, changed_text, settle
 from kvstack.prompt.findings import Findings
 from kvstack.prompt.matching import find_all
 from kvstack.prompt.planning import Plan, Planner
+from kvstack.prompt.recurring import Former, Hit
 from kvstack.prompt.roles import must_alternate, turn_markers
 from kvstack.prompt.ruleset import Client, Rule, RuleSet
 from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
@@ -27,24 +29,6 @@ from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
 __all__ = ["Hit", "Stripped", "apply_rules"]
 
 _UNSPLIT = "raw-prompt"
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """
-    What one rule did at one place.
-
-    Attributes:
-        rule: The rule's name.
-        path: Where, for example `messages[0].content`.
-        action: What it did there.
-        n: How many things it did it to.
-    """
-
-    rule: str
-    path: str
-    action: str
-    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +95,11 @@ def apply_rules(
         return Stripped(body)
     try:
         text = body.decode("utf-8")
-        document = read_document(text, api, turn_markers(chat_template) if api is Api.COMPLETION else None)
-        return _Request(document, rules, memory, headers, must_alternate(chat_template)).strip(body)
+        formers = memory.recent.of(rules, api) if memory is not None else []
+        markers = turn_markers(chat_template) if api is Api.COMPLETION else None
+        document = read_document(text, api, markers, [former.document for former in formers])
+        former = formers[document.overlap.former] if document.overlap.runs else None
+        return _Request(document, rules, memory, headers, must_alternate(chat_template), former).strip(body)
     except (UnicodeDecodeError, NotJson, RecursionError):
         return Stripped(body, api=api)
 
@@ -125,6 +112,7 @@ class _Request:
         memory: ConversationMemory | None,
         headers: Sequence[tuple[str, str]],
         merges: bool,
+        former: Former | None,
     ) -> None:
         self.document = document
         self.merges = merges
@@ -132,9 +120,8 @@ class _Request:
         self.memory = memory
         self.headers = headers
         self.client: Client = detect_client(document, rules, headers)
-        if memory is not None:
-            memory.items.use(rules)
-        self.findings: Findings = find_all(document, self.client, memory)
+        self.former = former
+        self.findings: Findings = find_all(document, self.client, former, settles=memory is not None)
         self.ops = settle(self.findings.ops)
         self.hits: list[Hit] = []
         # Items that count: carriers and reasoning come and go, the rest is the conversation.
@@ -164,9 +151,9 @@ class _Request:
         ids = findings.message_ids
         for index, local in findings.local.items():
             if local.edits:
-                item = document.items[index]
-                touched.add(item.path)
-                start = item.start
+                path = document.items[index].path
+                touched.add(path)
+                start, _ = document.locate(path)
                 edits += [Edit(start + first, start + last, new) for first, last, new in local.edits]
                 stamps += local.timestamps
                 ids += local.message_ids
@@ -213,26 +200,25 @@ class _Request:
         by_text: dict[int, list[Op]] = {}
         for op in self.ops:
             by_text.setdefault(id(op.text), []).append(op)
-        link = self.document.api.value.encode()
-        links: list[bytes] = []
-        users: list[int] = []
-        count = 0
-        local = self.findings.local
+        known = self.findings.digests
+        digests: list[bytes] = []
         for index, item in zip(self._indices, self._counted, strict=True):
-            if index in local:
-                digest = local[index].digest
-            else:
+            digest = known.get(index)
+            if digest is None:
                 texts = [
                     changed_text(text, by_text[id(text)], bare=True) if id(text) in by_text else text.value
                     for text in item.texts
                 ]
                 digest = digest_item(item, texts)
-            link = link_up(link, digest)
-            count += item.role == "user"
-            links.append(link)
-            users.append(count)
+            digests.append(digest)
+        former = self.former or Former(self.document, self.client)
+        links = former.chain(digests, self.document.api.value.encode())
+        users = accumulate([item.role == "user" for item in self._counted])
         answered = any(item.role == "assistant" for item in self._counted)
         chain = Chain(tuple(links), tuple(users), answered)
+        self.memory.recent.keep(
+            Former(self.document, self.client, known, self.findings.local, digests, links), self.former
+        )
         items = self.document.items
         same = next((carrier.same for carrier in self.findings.carriers if carrier.same), "")
         carried = frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers)
@@ -259,10 +245,8 @@ class _Request:
     def _count(self, plan: Plan, appends: Sequence[Op]) -> None:
         for rule, path, n in (*plan.done, *self.findings.done):
             self._hit(rule, path, n)
-        for index, local in self.findings.local.items():
-            if local.done:
-                where = spell_path(self.document.items[index].path)
-                self.hits += [Hit(rule, where + inside, action, n) for rule, inside, action, n in local.done]
+        for local in self.findings.local.values():
+            self.hits += local.hits
         for op in self.ops:
             # A frozen value that has not changed is no deed of its rule.
             if op.counted and op.new is not None and (not op.key or op.new != op.live):

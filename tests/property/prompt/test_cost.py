@@ -27,6 +27,8 @@ OPENINGS = (
     "```json\n{",
     '```json\n{"a": "',
     "```json\n[[[[",
+    "```json\n```json\n{",
+    "x```json\n{",
     "<system-reminder>\n",
     "<system-reminder>\nThe current date is: ",
     "Context:\n<active_memory_plugin>\n",
