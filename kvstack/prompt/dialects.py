@@ -136,7 +136,7 @@ class Document:
     split: bool = True
     overlap: Overlap = NOTHING_KNOWN
     _starts: dict[str, int] = field(default_factory=dict)
-    _places: dict[JsonPath, tuple[int, int]] = field(default_factory=dict)
+    _places: dict[JsonPath, dict[str | int, tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def items_key(self) -> str | None:
@@ -175,25 +175,25 @@ class Document:
         """
         Find a value, keeping every place on the way: of many values in one array each is found in one step.
         """
-        known = self._places.get(path)
-        if known is not None:
-            return known
         step = path[-1]
-        if len(path) == 1:
-            assert isinstance(step, str)
-            start = self._starts[step]
-            self._places[path] = (start, read_value(self.text, start)[1])
-            return self._places[path]
-        if isinstance(step, int) and self.array is not None and len(path) == 2 and path[0] == self.items_key:
+        holder = path[:-1]
+        if isinstance(step, int) and self.array is not None and holder == (self.items_key,):
             return self.array.starts[step], self.array.ends[step]
-        start, _ = self._place(path[:-1])
+        places = self._places.get(holder)
+        if places is None:
+            self._places[holder] = places = self._inside(holder, step)
+        if not holder and step not in places:
+            assert isinstance(step, str)
+            places[step] = (self._starts[step], read_value(self.text, self._starts[step])[1])
+        return places[step]
+
+    def _inside(self, holder: JsonPath, step: str | int) -> dict[str | int, tuple[int, int]]:
+        if not holder:
+            return {}
+        start, _ = self._place(holder)
         if isinstance(step, str):
-            for member in walk_object(self.text, start)[0]:
-                self._places[*path[:-1], member.key] = (member.start, member.end)
-        else:
-            for index, place in enumerate(walk_array(self.text, start).spans()):
-                self._places[*path[:-1], index] = place
-        return self._places[path]
+            return {member.key: (member.start, member.end) for member in walk_object(self.text, start)[0]}
+        return dict(enumerate(walk_array(self.text, start).spans()))
 
 
 def read_document(

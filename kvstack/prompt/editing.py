@@ -51,6 +51,8 @@ def settle(ops: Sequence[Op]) -> list[Op]:
     """
     Order the replacements of each text; of two that overlap the first stays.
     """
+    if len(ops) < 2:
+        return list(ops)
     settled: list[Op] = []
     ends: dict[JsonPath, int] = {}
     for op in sorted(ops, key=lambda op: (op.text.base + op.start, op.text.base + op.end)):
@@ -100,15 +102,23 @@ def body_edits(
     parts: dict[JsonPath, list[int]] = {}
     edits: list[Edit] = []
     for path, group in by_path.items():
-        group.sort(key=lambda op: (op.text.base + op.start, op.text.base + op.end))
+        if len(group) > 1:
+            group.sort(key=lambda op: (op.text.base + op.start, op.text.base + op.end))
         text = group[0].text
-        if text.part is not None and not changed_text(text, group, bare=False):
+        if text.part is not None and _empties(text, group):
             parts.setdefault(path[:-2], []).append(text.part)
             continue
         edits += _inside_literal(document, path, group)
     for path, indices in parts.items():
         edits += _without_parts(document, path, indices, by_path)
     return [*edits, *_item_edits(document, dropped, inserted)]
+
+
+def _empties(text: Text, group: Sequence[Op]) -> bool:
+    """
+    Tell whether replacements leave nothing of a text; those of one text do not overlap.
+    """
+    return sum(op.end - op.start for op in group) == len(text.value) and not any(op.new for op in group)
 
 
 def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> list[Edit]:

@@ -135,8 +135,7 @@ class _Finder:
             if not item.texts:
                 continue
             contextual = index == opening and bool(first)
-            own = Findings()
-            outer, self.findings = self.findings, own
+            marks = self._marks()
             head = self.client.head.read(item.texts)
             if contextual:
                 self._first_user(item, head, first)
@@ -144,12 +143,15 @@ class _Finder:
                 self._head_block(block, head, heads.get(block.block.name, ()), items[opening])
             for rule in tails:
                 self._tail(item.texts[-1], rule)
-            self.findings = outer
-            if contextual or not self._settle(index, item, own):
-                outer.ops += own.ops
-                outer.appends += own.appends
-                outer.done += own.done
-                outer.message_ids += own.message_ids
+            if self._settles and not contextual and item.listed:
+                self._settle(index, item, marks)
+
+    def _marks(self) -> tuple[int, int, int, int]:
+        """
+        Tell how much was found so far.
+        """
+        findings = self.findings
+        return len(findings.ops), len(findings.done), len(findings.appends), findings.message_ids
 
     def _unsettle(self, index: int) -> None:
         """
@@ -158,33 +160,39 @@ class _Finder:
         self.findings.digests.pop(index, None)
         self.findings.local.pop(index, None)
 
-    def _settle(self, index: int, item: Item, own: Findings) -> bool:
+    def _settle(self, index: int, item: Item, marks: tuple[int, int, int, int]) -> None:
         """
-        Turn what was found in an item into edits, if it depends on nothing else.
+        Turn what was found in an item, behind the *marks*, into edits, if it depends on nothing else.
         """
-        if not self._settles or not item.listed or own.appends:
-            return False
-        if not own.ops and not own.done:
-            self.findings.digests[index] = digest_item(item, item.words)
-            return True
-        if any(op.new is None or op.rule.spec.action not in ("drop", "constant") for op in own.ops):
-            return False
-        ops = settle(own.ops)
+        findings = self.findings
+        known_ops, known_done, known_appends, known_ids = marks
+        if len(findings.appends) > known_appends:
+            return
+        if len(findings.ops) == known_ops and len(findings.done) == known_done:
+            findings.digests[index] = digest_item(item, item.words)
+            return
+        found = findings.ops[known_ops:]
+        for op in found:
+            if op.new is None or op.rule.spec.action not in ("drop", "constant"):
+                return
+        ops = settle(found)
         texts = [changed_text(text, [op for op in ops if op.text is text], bare=True) for text in item.texts]
         if not all(texts):
-            return False
+            return
         start, _ = self.document.locate(item.path)
-        hits = [Hit(rule.name, spell_path(path), rule.spec.action, n) for rule, path, n in own.done]
+        done = findings.done[known_done:]
+        hits = [Hit(rule.name, spell_path(path), rule.spec.action, n) for rule, path, n in done]
         hits += [Hit(op.rule.name, spell_path(op.text.path), op.rule.spec.action) for op in ops if op.counted]
-        self.findings.digests[index] = digest_item(item, texts)
         edits = body_edits(self.document, ops, (), {})
-        self.findings.local[index] = Local(
-            tuple(Edit(first - start, last - start, new) for first, last, new in edits),
+        findings.digests[index] = digest_item(item, texts)
+        findings.local[index] = Local(
+            tuple([Edit(first - start, last - start, new) for first, last, new in edits]),
             tuple(hits),
             sum(op.rule.spec.switch == "strip_timestamps" for op in ops),
-            own.message_ids,
+            findings.message_ids - known_ids,
         )
-        return True
+        del findings.ops[known_ops:], findings.done[known_done:]
+        findings.message_ids = known_ids
 
     def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
         for rule in rules:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -95,8 +94,7 @@ class Array(NamedTuple):
 Known = Callable[[int, int], "Array | None"]
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """
     One key and value of a JSON object, with its place in the text.
     """
@@ -149,33 +147,35 @@ def walk_object(
     members: list[Member] = []
     values: dict[str, Any] = {}
     pos = skip_space(text, pos + 1)
-    if text[pos : pos + 1] == "}":
+    if text.startswith("}", pos):
         return members, values, pos + 1
-    while True:
-        if text[pos : pos + 1] != '"':
-            raise NotJson(f"expected a key at {pos}")
-        key_start = pos
-        try:
+    try:
+        while True:
+            if not text.startswith('"', pos):
+                raise NotJson(f"expected a key at {pos}")
+            key_start = pos
             key, pos = scanstring(text, pos + 1, True)
-        except ValueError as error:
-            raise NotJson(str(error)) from None
-        pos = skip_space(text, pos)
-        if text[pos : pos + 1] != ":":
-            raise NotJson(f"expected a colon at {pos}")
-        start = skip_space(text, pos + 1)
-        if key in deep and text[start : start + 1] == "[":
-            values[key] = walked = walk_array(text, start, known)
-            pos = walked.end
-        else:
-            values[key], pos = read_value(text, start)
-        members.append(Member(key, key_start, start, pos))
-        pos = skip_space(text, pos)
-        mark = text[pos : pos + 1]
-        if mark == "}":
-            return members, values, pos + 1
-        if mark != ",":
-            raise NotJson(f"expected a comma at {pos}")
-        pos = skip_space(text, pos + 1)
+            # Most writers put nothing, or one space: that takes no call.
+            if not text.startswith(":", pos):
+                pos = skip_space(text, pos)
+                if not text.startswith(":", pos):
+                    raise NotJson(f"expected a colon at {pos}")
+            start = skip_space(text, pos + 1)
+            if key in deep and text.startswith("[", start):
+                values[key] = walked = walk_array(text, start, known)
+                pos = walked.end
+            else:
+                values[key], pos = _scan(text, start)
+            members.append(Member(key, key_start, start, pos))
+            if not text.startswith(",", pos):
+                pos = skip_space(text, pos)
+                if text.startswith("}", pos):
+                    return members, values, pos + 1
+                if not text.startswith(",", pos):
+                    raise NotJson(f"expected a comma at {pos}")
+            pos = skip_space(text, pos + 1)
+    except (StopIteration, ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from None
 
 
 def walk_array(text: str, pos: int, known: Known | None = None) -> Array:
