@@ -82,7 +82,10 @@ _AGAINST = {
 
 
 def explain(
-    row: RequestRow, before: RequestRow | None = None, prefill_tokens_per_s: float | None = None
+    row: RequestRow,
+    before: RequestRow | None = None,
+    prefill_tokens_per_s: float | None = None,
+    slots: int | None = None,
 ) -> Explanation:
     """
     Explain one request.
@@ -91,16 +94,30 @@ def explain(
         row: The request.
         before: The request of the same conversation that it could extend, if that is remembered.
         prefill_tokens_per_s: The prefill rate that this run measured.
+        slots: How many slots the server has.
     """
-    headline = "The request is still running." if row.verdict is None else _HEADLINES.get(row.verdict, row.verdict)
     parts = (
         Part("The request", tuple(_request(row, before))),
+        Part("What went wrong", tuple(_failure(row))),
         Part("What the client changed", tuple(_client(row, before))),
-        Part("What the server did", tuple(_server(row))),
+        Part("What the server did", tuple(_server(row, slots))),
         Part("What it cost", tuple(_cost(row, prefill_tokens_per_s))),
         Part("What to do", tuple(_advice(row))),
     )
-    return Explanation(row.id, row.verdict, headline, tuple(part for part in parts if part.sentences))
+    return Explanation(row.id, row.verdict, _headline(row), tuple(part for part in parts if part.sentences))
+
+
+def _headline(row: RequestRow) -> str:
+    if row.verdict is None:
+        return "The request is still running."
+    if row.verdict == "RESTORED" and _begins(row):
+        return "The cache worked: a former prompt that begins like this one came back from the RAM cache."
+    return _HEADLINES.get(row.verdict, row.verdict)
+
+
+def _begins(row: RequestRow) -> bool:
+    """Whether it is the first request of its conversation, as far as anybody knows."""
+    return row.before is None and not row.repeats
 
 
 def _request(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
@@ -109,8 +126,13 @@ def _request(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
     yield f"Request {row.id}{who}{kind}: {row.method} {row.path} with {_plural(row.items, 'item')}."
     if before is not None:
         yield f"It continues the conversation of request {before.id}, which had {_plural(before.items, 'item')}."
+    elif row.before is not None:
+        yield f"It continues the conversation of request {row.before}, which is not remembered any more."
     elif row.repeats:
         yield "It repeats or edits a turn of a conversation that is known."
+    elif row.verdict in {"HIT", "RESTORED"}:
+        # The same first turn once more begins a conversation, as far as anybody can tell: but not for the cache.
+        yield "Its prompt begins like one that was evaluated before."
     elif row.conversation is not None:
         yield "It is the first request of its conversation."
     if row.items_modified:
@@ -126,6 +148,18 @@ def _request(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
         yield f"The rules changed {_plural(row.items_modified, 'item')} of it{removed}."
 
 
+def _failure(row: RequestRow) -> Iterator[str]:
+    if row.verdict != "FAILED":
+        return
+    status = f"HTTP {row.status}" if row.status is not None else "no answer at all"
+    error = (row.error or "").rstrip(".")
+    if (row.status or 0) >= 400 or row.status is None:
+        yield f"The client got {status}{f': {error}' if error else ', without a reason'}."
+    else:
+        # The head of the answer had gone out already.
+        yield f"The answer began with {status} and broke off{f': {error}' if error else ''}."
+
+
 def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
     if row.divergence is not None:
         yield f"It differs from the former request: {row.divergence}."
@@ -133,10 +167,10 @@ def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
         yield "Nothing: it only adds to the former request."
 
 
-def _server(row: RequestRow) -> Iterator[str]:
+def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
     task = row.work
     if task is not None:
-        yield from _choice(row, task)
+        yield from _choice(row, task, slots)
         if task.rejected is not None:
             yield f"It refused the prompt: {task.rejected}."
         if task.chunk_tokens:
@@ -163,10 +197,11 @@ def _server(row: RequestRow) -> Iterator[str]:
         yield f"It wrote {_tokens(row.generated_tokens)} at {row.decode_tokens_per_s:.1f} tokens/s."
 
 
-def _choice(row: RequestRow, task: TaskView) -> Iterator[str]:
+def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]:
     held = ""
     if task.holder_is_warmup:
-        held = ", which held the warm-up's prefix"
+        warm = f" of {_tokens(row.warm_tokens)}" if row.warm_tokens else ""
+        held = f", which held the warm-up's prefix{warm}"
     elif task.holder_request is not None:
         held = f", which held request {task.holder_request}"
     match task.how:
@@ -174,7 +209,11 @@ def _choice(row: RequestRow, task: TaskView) -> Iterator[str]:
             said = f" (sim_best {task.similarity_ratio:.3f})" if task.similarity_ratio is not None else ""
             yield f"It chose slot {task.slot}{held}, because that begins most like this prompt{said}."
         case "lru":
-            yield f"No slot began enough like this prompt; it took slot {task.slot}{held}, unused for longest."
+            if slots == 1:
+                yield f"It took slot {task.slot}, its only one{held}; that did not begin enough like this prompt."
+            else:
+                oldest = ", unused for longest" if slots is not None else ""
+                yield f"No slot began enough like this prompt; it took slot {task.slot}{held}{oldest}."
         case "id":
             yield f"It took slot {task.slot}{held}, as the client asked."
         case _:
@@ -192,13 +231,32 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
         spent = f", which took {_seconds(row.cost_s)}" if row.cost_s is not None else ""
         if row.verdict == "COLD":
             yield f"{_tokens(row.lost_tokens)} were evaluated{spent}."
-            yield "A warm-up does that beforehand for what requests share."
+            if row.warm_tokens is None:
+                yield "A warm-up does that beforehand for what requests share."
         else:
             yield f"{_tokens(row.lost_tokens)} were evaluated that could have been cached{spent}."
-    if row.ttft_ms is not None:
-        yield f"The first token came after {_seconds(row.ttft_ms / 1000)}."
-    if rate is not None and (row.saved_s or row.lost_tokens):
-        yield f"The seconds are reckoned with this run's prefill rate, {rate:,.0f} tokens/s."
+    yield from _waiting(row)
+    if row.saved_s and row.cached_tokens:
+        rate = row.cached_tokens / row.saved_s  # as it was when the request was over
+        yield f"What was saved is an estimate by this run's prefill rate, {rate:,.0f} tokens/s then."
+    elif row.cost_s and row.prefill_ms is None and rate is not None:
+        yield f"The seconds are an estimate by this run's prefill rate, {rate:,.0f} tokens/s."
+
+
+def _waiting(row: RequestRow) -> Iterator[str]:
+    whole = None if row.duration_ms is None else _seconds(row.duration_ms / 1000)
+    first = None if row.ttft_ms is None else _seconds(row.ttft_ms / 1000)
+    if row.phase in {"failed", "cancelled"} or row.verdict == "FAILED":
+        if first is not None:
+            yield f"The first token came after {first}."
+        if whole is not None:
+            yield f"The client left after {whole}." if row.phase == "cancelled" else f"It failed after {whole}."
+    elif row.is_streamed or whole is None:
+        if first is not None:
+            yield f"The first token came after {first}."
+    else:
+        more = f"; its first token after {first}" if first is not None else ""
+        yield f"The answer came after {whole} in one piece (not streamed){more}."
 
 
 def _advice(row: RequestRow) -> Iterator[str]:
@@ -207,10 +265,26 @@ def _advice(row: RequestRow) -> Iterator[str]:
             found = [text for change, text in _AGAINST.items() if _names(row.cause or "", change)]
             if found:
                 yield found[0]
+            elif row.divergence is None and row.warm_tokens and _begins(row):
+                yield (
+                    f"{_tokens(row.warm_tokens)} were warm, but this prompt leaves them early:"
+                    " record one request of this client, system prompt and tools, for warmup.request_file."
+                )
             elif row.divergence is None:
                 yield "Warm up with a recording of this client (warmup.request_file): its system prompt and tools."
         case "COLD":
-            if row.cause == "the server was restarted":
+            if row.warm_tokens:
+                lost = "" if row.work is not None else ", or that had lost its place by then"
+                yield (
+                    f"{_tokens(row.warm_tokens)} were warm, but this prompt is another one than the warmed one{lost}."
+                    " If it is this client's that should be warm, record one of its requests for warmup.request_file."
+                )
+            elif row.warm_tokens == 0:
+                yield (
+                    "What had been warmed up had lost its slot to other conversations by then: `kvstack warmup`"
+                    " evaluates it again, and more room for the RAM cache (server.cache_ram_mib) keeps it."
+                )
+            elif row.cause == "the server was restarted":
                 yield "The cache dies with the server; warming up with warmup.request_file brings the prefix back."
             else:
                 yield "Set warmup.request_file (or warmup.system_prompt), so that the prefix is evaluated at the start."
@@ -229,10 +303,24 @@ def _advice(row: RequestRow) -> Iterator[str]:
             yield "Raise server.ctx_size, lower server.parallel, or let the client compact its history earlier."
         case "CANCELLED":
             yield "What was evaluated is kept: the same request goes on from there."
+        case "FAILED":
+            yield from _after_failure(row)
         case "UNKNOWN":
             yield "Let the client ask for usage (stream_options.include_usage), or raise server.log_verbosity."
         case _:
             pass
+
+
+def _after_failure(row: RequestRow) -> Iterator[str]:
+    error = (row.error or "").lower()
+    if "context size" in error or "context length" in error:
+        yield "Raise server.ctx_size, lower server.parallel, or let the client compact its history earlier."
+    elif row.status in {401, 403}:
+        yield "Give the client the key that the server asks for (server.api_key)."
+    elif row.status == 503:
+        yield "The server was not ready or is gone: `kvstack status` says which, `kvstack logs` why."
+    elif row.status is None or row.status < 400 or row.status >= 500:
+        yield "`kvstack logs` has the server's own words on it."
 
 
 def _names(cause: str, change: str) -> bool:

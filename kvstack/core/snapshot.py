@@ -231,7 +231,18 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
 def _forwarded(row: RequestRow, snapshot: Snapshot) -> RequestRow:
     if row.is_over:
         return row
-    return replace(row, phase="forwarded", run=snapshot.join.run, warm_tokens=snapshot.warmup.warm_tokens)
+    return replace(row, phase="forwarded", run=snapshot.join.run, warm_tokens=_warm_tokens(snapshot))
+
+
+def _warm_tokens(snapshot: Snapshot) -> int | None:
+    """
+    What is warm now: the warm-up's prefix, as long as it, or a conversation that began with it, has a slot.
+    """
+    if snapshot.join.facts == 0 or snapshot.warmup.warm_tokens is None:
+        return snapshot.warmup.warm_tokens  # (without a log nobody knows who has which slot)
+    warmed = {row.conversation for row in snapshot.requests if row.verdict == "WARM"}
+    is_there = any(slot.is_warmup or (slot.request and slot.conversation in warmed) for slot in snapshot.slots)
+    return snapshot.warmup.warm_tokens if is_there else 0
 
 
 def _ended(row: RequestRow, event: RequestEnded) -> RequestRow:

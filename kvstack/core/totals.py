@@ -51,9 +51,7 @@ def add_seconds(totals: Totals, row: RequestRow) -> Totals:
     """
     if row.verdict is None or row.api is None:
         return totals
-    return replace(
-        totals, saved_s=totals.saved_s + (row.saved_s or 0.0), cost_s=totals.cost_s + (row.cost_s or 0.0)
-    )
+    return replace(totals, saved_s=totals.saved_s + (row.saved_s or 0.0), cost_s=totals.cost_s + (row.cost_s or 0.0))
 
 
 def is_late(row: RequestRow, now_s: float) -> bool:

@@ -312,6 +312,8 @@ def _how_far(reuse: _Reuse) -> str:
 def _why_cold(reuse: _Reuse) -> str:
     if reuse.before is not None and not reuse.same_run:
         return "the server was restarted"
+    if reuse.row.warm_tokens and reuse.task is not None:
+        return "another prompt than the warmed one"
     if reuse.row.conversation is not None and not reuse.row.repeats:
         return "first request of its conversation"
     return "nothing like it was cached"

@@ -87,7 +87,7 @@ class RequestRow:
     is_counted: bool = False
     """Whether its seconds are in the totals: they do not change any more."""
     warm_tokens: int | None = None
-    """What a warm-up had made warm when it was sent to the server."""
+    """What a warm-up had made warm when it was sent to the server; 0 if that had lost its slot by then."""
     error: str | None = None
     settled: bool = False
     """Whether the verdict is final: the request is over, and all that the log says of it is read."""

@@ -145,7 +145,7 @@ def control_routes(stack: Controlled, token: str, metrics: Metrics, history: His
         if row is None:
             return _answer(404, "error", _which(snapshot, request.path_params["number"]))
         before = snapshot.row(row.before) if row.before is not None else None
-        explanation = explain(row, before, snapshot.prefill_tokens_per_s)
+        explanation = explain(row, before, snapshot.prefill_tokens_per_s, snapshot.server.slots)
         data: dict[str, Any] = {"explanation": explanation.to_dict()}
         data["request"] = next(one for one in snapshot.to_dict()["requests"] if one["id"] == row.id)
         divergence = history.divergence(row.id)

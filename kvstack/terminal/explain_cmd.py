@@ -49,19 +49,19 @@ def explain(
                 answer.message,
                 f"`kvstack status {run.name}` lists the requests that it remembers.",
             )
-        return output.Result(answer.data, _text(answer.data))
+        return output.Result(answer.data, _text(answer.data, show_text=show_text))
 
     output.deliver("explain", as_json, action)
 
 
-def _text(data: dict[str, Any]) -> str:
+def _text(data: dict[str, Any], *, show_text: bool = False) -> str:
     explanation = data.get("explanation") or {}
     verdict = explanation.get("verdict") or "still running"
-    lines = [f"Request {explanation.get('request')}: {verdict}.  {explanation.get('headline')}"]
+    lines = [f"Request {explanation.get('request')}: {verdict}.  {_one_line(explanation.get('headline'))}"]
     for part in explanation.get("parts") or ():
         lines += ["", str(part.get("title"))]
         for sentence in part.get("sentences") or ():
-            lines += textwrap.wrap(str(sentence), WIDTH, initial_indent="  ", subsequent_indent="  ")
+            lines += textwrap.wrap(_one_line(sentence), WIDTH, initial_indent="  ", subsequent_indent="  ")
     divergence = data.get("divergence")
     if isinstance(divergence, dict):
         lines += [
@@ -70,9 +70,17 @@ def _text(data: dict[str, Any]) -> str:
             f"  before: {_one_line(divergence.get('before'))}",
             f"  now:    {_one_line(divergence.get('after'))}",
         ]
+    elif show_text:
+        differs = (data.get("request") or {}).get("divergence") is not None
+        lines += [
+            "",
+            "The text around the difference is not remembered any more."
+            if differs
+            else "There is no text to show: no difference from a former request was found.",
+        ]
     return "\n".join(lines)
 
 
 def _one_line(text: object) -> str:
-    """A piece of a prompt without what would move the cursor or hide."""
+    """A piece of a prompt, or words of a server, without what would move the cursor or hide."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))

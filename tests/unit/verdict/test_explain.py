@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ def told(story: Story, number: int) -> Explanation:
     """The explanation of one request of a story."""
     row = story.row(number)
     before = story.snapshot.row(row.before) if row.before is not None else None
-    return explain(row, before, story.snapshot.prefill_tokens_per_s)
+    return explain(row, before, story.snapshot.prefill_tokens_per_s, story.snapshot.server.slots)
 
 
 def part(explanation: Explanation, title: str) -> str:
@@ -141,3 +142,130 @@ def test_long_times_are_minutes() -> None:
     assert part(explain(row), "What it cost") == (
         "The cache saved 20.6 min of prefill. The first token came after 900 ms."
     )
+
+
+def whole(explanation: Explanation) -> str:
+    """All that is said."""
+    return " ".join([explanation.headline, *(part(explanation, one.title) for one in explanation.parts)])
+
+
+def test_an_answer_in_one_piece() -> None:
+    """When it came, and when its first token was there."""
+    row = RequestRow(
+        1, 1.0, "POST", "/x", "chat", verdict="HIT", phase="done", status=200, duration_ms=4300.0, ttft_ms=400.0
+    )
+    assert part(explain(row), "What it cost") == (
+        "The answer came after 4.3 s in one piece (not streamed); its first token after 400 ms."
+    )
+    unknown = replace(row, ttft_ms=None)
+    assert part(explain(unknown), "What it cost") == "The answer came after 4.3 s in one piece (not streamed)."
+    streamed = replace(row, is_streamed=True)
+    assert part(explain(streamed), "What it cost") == "The first token came after 400 ms."
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said", "remedy"),
+    [
+        (400, "the request exceeds the available context size", "HTTP 400: the request exceeds", "server.ctx_size"),
+        (401, "Invalid API Key", "HTTP 401: Invalid API Key.", "server.api_key"),
+        (502, "the llama-server broke off: read error", "HTTP 502: the llama-server broke off", "kvstack logs"),
+        (503, "the llama-server is not ready yet", "HTTP 503: the llama-server is not ready", "kvstack status"),
+        (500, None, "HTTP 500, without a reason.", "kvstack logs"),
+        (200, "the connection broke", "began with HTTP 200 and broke off: the connection broke.", "kvstack logs"),
+    ],
+)
+def test_a_failure_names_status_and_error(status: int, error: str | None, said: str, remedy: str) -> None:
+    """What the client got stands there in the server's own words, and a next step."""
+    row = RequestRow(
+        1, 1.0, "POST", "/x", "chat", verdict="FAILED", phase="failed", status=status, error=error, duration_ms=7.0
+    )
+    assert said in part(explain(row), "What went wrong")
+    assert "It failed after 7 ms." in part(explain(row), "What it cost")
+    assert remedy in part(explain(row), "What to do")
+
+
+def test_cold_beside_a_warm_prefix() -> None:
+    """A strange prompt is called one: to set up a warm-up is no advice where there is one."""
+    story = Story()
+    story.warm(5000, boundary=4900)
+    row = story.turn(3000, 5, how="lru")
+    found = told(story, row.id)
+    assert (row.verdict, row.cause) == ("COLD", "another prompt than the warmed one")
+    assert "4,900 tokens were warm, but this prompt is another one than the warmed one." in part(found, "What to do")
+    assert "Set warmup" not in whole(found)
+    assert "A warm-up does that" not in whole(found)
+
+
+def test_cold_after_the_warm_prefix_lost_its_slot() -> None:
+    """Nobody can tell then whether the prompt is the warmed one; that it is gone is what helps."""
+    story = Story()
+    story.warm(5000, boundary=4900)
+    story.turn(3000, 5, how="lru", conversation="a")
+    row = story.turn(5010, 5, how="lru", conversation="b")
+    assert row.verdict == "COLD"
+    assert "had lost its slot" in part(told(story, row.id), "What to do")
+    assert "another one" not in whole(told(story, row.id))
+
+
+def test_cold_beside_a_conversation_that_began_warm() -> None:
+    """The prefix is still there as the beginning of a conversation."""
+    story = Story()
+    story.warm(5000, boundary=4900)
+    assert story.turn(5100, 4980, conversation="a").verdict == "WARM"
+    row = story.turn(3000, 5, how="lru", conversation="b", slot=1)
+    assert "another one than the warmed one" in part(told(story, row.id), "What to do")
+
+
+def test_cold_without_a_warm_up() -> None:
+    """Where there is none, it is what helps."""
+    story = Story()
+    assert "Set warmup.request_file" in part(told(story, story.turn(3000, 0).id), "What to do")
+
+
+def test_what_was_cached_is_not_called_new() -> None:
+    """A first turn that was sent before, in a slot or in the RAM cache, contradicts nothing in its explanation."""
+    story = Story()
+    story.turn(3000, 0, conversation="a", how="lru")
+    again = told(story, story.turn(3000, 2999, conversation="b").id)
+    story.turn(900, 5, conversation="c", how="lru")
+    restored = told(story, story.turn(3010, 2990, conversation="d", how="lru").id)
+    assert (again.verdict, restored.verdict) == ("HIT", "RESTORED")
+    for found in (again, restored):
+        assert "first request of its conversation" not in whole(found)
+        assert "the conversation came back" not in whole(found)
+        assert "Its prompt begins like one that was evaluated before." in whole(found)
+
+
+def test_a_former_request_that_is_forgotten() -> None:
+    """It is no first request only because nobody remembers the one before."""
+    row = RequestRow(150, 1.0, "POST", "/x", "chat", verdict="HIT", conversation="a", before=3)
+    assert "which is not remembered any more" in part(explain(row), "The request")
+
+
+@pytest.mark.parametrize(("slots", "oldest"), [(1, False), (4, True), (None, False)])
+def test_one_slot_is_not_unused_for_longest(slots: int | None, oldest: bool) -> None:
+    """Among one there is no choice, and among nobody knows how many none is claimed."""
+    story = Story()
+    if slots is not None:
+        story.log(f"srv    load_model: initializing slots, n_slots = {slots}")
+    story.turn(1000, 0, how="lru")
+    server = part(told(story, story.turn(2000, 5, how="lru", conversation="b").id), "What the server did")
+    assert ("unused for longest" in server) == oldest
+    assert ("its only one" in server) == (slots == 1)
+
+
+def test_the_rate_reproduces_what_was_saved() -> None:
+    """The rate that is named gives the seconds that are named, also after the run's rate has changed."""
+    story = Story()
+    story.turn(10000, 0)
+    story.turn(10050, 9996, items=4)
+    other = story.ask(conversation=None)
+    task = story.launch(1)
+    head = f"id  1 | task {task} | "
+    speed = "(    0.01 ms per token, 100.00 tokens per second)"
+    story.log(f"slot print_timing: {head}prompt eval time =    90000.00 ms /  9000 tokens {speed}")
+    story.end(other)
+    cost = part(told(story, 2), "What it cost")
+    assert story.snapshot.prefill_tokens_per_s == pytest.approx(19000 / 100)
+    assert "The cache saved 10.0 s of prefill." in cost
+    assert "estimate by this run's prefill rate, 1,000 tokens/s then" in cost
