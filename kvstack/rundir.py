@@ -27,7 +27,7 @@ import platformdirs
 
 from kvstack.errors import AlreadyRunning, KvstackError
 
-__all__ = ["RawLog", "RunDir", "RunFile", "cache_dir", "names", "new_token", "state_dir"]
+__all__ = ["RawLog", "RunDir", "RunFile", "cache_dir", "names", "names_with_log", "new_token", "state_dir"]
 
 LOG_BYTES = 16 * 1024 * 1024
 LOG_FILES_KEPT = 3
@@ -74,6 +74,7 @@ class RunFile:
         server_pid: Process id of the llama-server, or None (attached, or between two starts).
         server_started_s: Its start time.
         server_argv0: Its program, as it was started.
+        attached: Whether the llama-server is somebody else's, which keeps its own log.
     """
 
     name: str
@@ -87,6 +88,7 @@ class RunFile:
     server_pid: int | None = None
     server_started_s: float | None = None
     server_argv0: str | None = None
+    attached: bool = False
 
     def to_json(self) -> str:
         """
@@ -114,6 +116,7 @@ class RunFile:
             "server_pid": (int, type(None)),
             "server_started_s": (int, float, type(None)),
             "server_argv0": (str, type(None)),
+            "attached": (bool,),
         }
         # A newer kvstack may add fields; a missing or mistyped one is no run file of ours.
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
@@ -217,6 +220,13 @@ def names() -> list[str]:
     Names of all stacks that have a run file, running or not, in alphabetical order.
     """
     return sorted(path.parent.name for path in state_dir().glob("*/run.json"))
+
+
+def names_with_log() -> list[str]:
+    """
+    Names of all stacks whose log is there, running or not, in alphabetical order.
+    """
+    return sorted(path.parent.name for path in state_dir().glob("*/server.log"))
 
 
 class RawLog:

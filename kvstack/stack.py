@@ -239,6 +239,7 @@ class Stack:
             str(self._plan.config_path),
             str(self._run_dir.log_path),
             kvstack.__version__,
+            attached=config.attached,
         )
         try:
             self._run_dir.write(run)

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kvstack.errors import AlreadyRunning, ChildLost, KvstackError, NotReady, NotRunning, StartFailed
 from kvstack.rundir import RunDir, RunFile
@@ -21,7 +23,9 @@ POLL_S = 0.1
 OUTPUT_BYTES = 1024 * 1024
 
 
-def start_background(name: str, config_path: Path, overrides: Sequence[str], *, wait: bool) -> int:
+def start_background(
+    name: str, config_path: Path, overrides: Sequence[str], *, wait: bool, attached_url: str | None = None
+) -> int:
     """
     Start a stack in the background.
 
@@ -30,6 +34,7 @@ def start_background(name: str, config_path: Path, overrides: Sequence[str], *, 
         config_path: The config file, absolute.
         overrides: `key.path=value` items.
         wait: Whether to wait until it is ready; else only until it is there.
+        attached_url: Of the llama-server that it attaches to, or None.
 
     Returns:
         The exit code: that of the background process if it ended.
@@ -54,7 +59,7 @@ def start_background(name: str, config_path: Path, overrides: Sequence[str], *, 
     run = None
     while run is None:
         if process.poll() is not None:
-            return _ended(name, process.returncode, output_path, offset)
+            return _ended(directory, process.returncode, output_path, offset)
         time.sleep(POLL_S)
         run = _living(directory)
     if not wait:
@@ -63,7 +68,7 @@ def start_background(name: str, config_path: Path, overrides: Sequence[str], *, 
         output.say(f"  kvstack status {name} | kvstack logs -f {name} | kvstack down {name}")
         return 0
     try:
-        return _wait_ready(name, run, process, begun, output_path, offset)
+        return _wait_ready(directory, run, process, begun, output_path, offset, attached_url)
     except KeyboardInterrupt:
         process.returncode = 0
         output.say(f"\n{name} goes on in the background; `kvstack down {name}` stops it")
@@ -75,7 +80,10 @@ def _open_output(path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists() and path.stat().st_size > OUTPUT_BYTES:
             path.unlink()
-        return path.open("ab")
+        # For the owner alone, also if it is there already: it may hold what users wrote.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
+        path.chmod(0o600)
+        return os.fdopen(descriptor, "ab")
     except OSError as error:
         raise KvstackError(
             "The state directory cannot be used",
@@ -102,21 +110,28 @@ def _living(directory: RunDir) -> RunFile | None:
 
 
 def _wait_ready(
-    name: str, run: RunFile, process: subprocess.Popen[bytes], begun: float, output_path: Path, offset: int
+    directory: RunDir,
+    run: RunFile,
+    process: subprocess.Popen[bytes],
+    begun: float,
+    output_path: Path,
+    offset: int,
+    attached_url: str | None,
 ) -> int:
-    state = ""
+    name = directory.name
+    told = ""
     while True:
         if process.poll() is not None:
-            return _ended(name, process.returncode, output_path, offset)
+            return _ended(directory, process.returncode, output_path, offset)
         try:
             status = client.fetch_status(run)
         except (NotReady, NotRunning):
             status = {}
-        now = str(status.get("state") or state)
-        if now != state:
-            state = now
-            output.say(f"{name}: {figures.one_line(state)}")
-        if state == "ready":
+        text = _what_happens(status, attached_url)
+        if text and text != told:
+            told = text
+            output.say(f"{name}: {text}")
+        if status.get("state") == "ready":
             process.returncode = 0
             took = figures.duration(time.monotonic() - begun)
             output.say(f"{name} is ready after {took}: {run.proxy_url} (pid {run.pid})")
@@ -124,10 +139,24 @@ def _wait_ready(
         time.sleep(POLL_S)
 
 
-def _ended(name: str, code: int, output_path: Path, offset: int) -> int:
+def _what_happens(status: Mapping[str, Any], attached_url: str | None) -> str:
+    """The stack's state, and what it waits for."""
+    state, reason = str(status.get("state") or ""), str(status.get("reason") or "")
+    if attached_url is not None and state in {"starting", "loading"}:
+        return f"{state}: waiting until the llama-server at {attached_url} answers and has its model loaded"
+    return figures.one_line(f"{state}: {reason}" if reason and state != "ready" else state)
+
+
+def _ended(directory: RunDir, code: int, output_path: Path, offset: int) -> int:
     """What the background process said, for it is what it would have said here; its exit code is ours."""
+    name = directory.name
     said = _read(output_path, offset)
     if code > 0:
+        if {path.name for path in directory.path.iterdir()} == {output_path.name}:
+            # No stack of this name has ever begun to run: what was said is shown here, and nothing is left behind.
+            with contextlib.suppress(OSError):
+                output_path.unlink()
+                directory.path.rmdir()
         output.say(said.rstrip())
         return code
     if code < 0:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from kvstack.errors import KvstackError, NotReady, NotRunning, UsageError
 from kvstack.process.identity import ProcessIdentity, is_alive
-from kvstack.rundir import RunDir, RunFile, names
+from kvstack.rundir import RunDir, RunFile, names, names_with_log
 
 __all__ = ["Answer", "act", "alive", "fetch", "fetch_status", "find", "find_dir", "stack_name"]
 
@@ -99,7 +99,7 @@ def find_dir(target: str | None) -> tuple[RunDir, NotRunning | None]:
         The directory, and the reason why its stack does not run, if it does not.
 
     Raises:
-        NotRunning: There is no trace of such a stack.
+        NotRunning: There is no trace of such a stack; it names the stacks whose logs are there.
         UsageError: None is named and several run.
     """
     try:
@@ -110,7 +110,13 @@ def find_dir(target: str | None) -> tuple[RunDir, NotRunning | None]:
             directory = RunDir(candidates[0])
             if directory.log_path.exists():
                 return directory, error
-        raise
+        logged = names_with_log()
+        if not logged:
+            raise
+        there = f"logs that are there: {', '.join(logged)}"
+        fact = f"{error.fact}\n{there}" if error.fact else there
+        commands = ", ".join(f"`kvstack logs {name}`" for name in logged[:3])
+        raise NotRunning(error.what, fact, f"Read the log of one that has ended by its name: {commands}.") from None
 
 
 def fetch_status(run: RunFile) -> dict[str, Any]:

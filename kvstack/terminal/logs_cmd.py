@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstack.errors import ExitCode, UsageError
+from kvstack.errors import ExitCode, KvstackError, UsageError
 from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, StackArgument, app
+
+if TYPE_CHECKING:
+    from kvstack.rundir import RunDir, RunFile
 
 __all__ = ["logs"]
 
@@ -40,8 +43,11 @@ def logs(
         if follow and as_json:
             raise UsageError("--follow and --json do not go together", "", "Leave one of them out.")
         directory, why_not = client.find_dir(stack)
+        run = directory.read()
+        if why_not is None and run is not None and run.attached:
+            raise _no_log(run, directory)
         if why_not is None and not directory.log_path.exists():
-            output.say(f"{directory.name} has no log yet; a server that kvstack is only attached to keeps its own")
+            output.say(f"{directory.name} has no log yet")
         follower = Follower(directory.log_path)  # before the last lines are read: none is missed in between
         lines = last_lines(directory.log_path, count, follower.position)
         code = ExitCode.OK if why_not is None else ExitCode.NOT_RUNNING
@@ -50,7 +56,6 @@ def logs(
             return output.Result(data, "\n".join(lines), code, why_not)
         for line in lines:
             output.write(line)
-        run = directory.read()
         while run is not None:
             living = client.alive(run)
             for line in follower.more():
@@ -62,3 +67,14 @@ def logs(
         return output.Result(data, "")
 
     output.deliver("logs", as_json, action)
+
+
+def _no_log(run: RunFile, directory: RunDir) -> KvstackError:
+    fact = "it is attached to a llama-server that somebody else started, and that one keeps its log itself"
+    if directory.log_path.exists():
+        fact += f"\n{directory.log_path} is of an earlier run"
+    return KvstackError(
+        f"The stack {run.name!r} has no log, and will have none",
+        fact,
+        f"Look where that server writes its log; `kvstack status {run.name}` shows what is known of it.",
+    )

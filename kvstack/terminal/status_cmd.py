@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstack.errors import ExitCode, NotReady
+from kvstack.errors import ExitCode, KvstackError, NotReady
 from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, StackArgument, app
 
@@ -33,7 +33,12 @@ def status(
     stack: StackArgument = None,
     as_json: JsonOption = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on until Ctrl-C: the dashboard, or one line per request in a pipe.")
+        bool,
+        typer.Option(
+            "--watch",
+            help="Go on until Ctrl-C: the dashboard, or one line per request in a pipe; with --json one envelope per "
+            "line (JSON Lines), at once and after each change.",
+        ),
     ] = False,
 ) -> None:
     """
@@ -99,16 +104,23 @@ def _watch(run: RunFile, as_json: bool) -> output.Result:
 
 
 def _watch_json(run: RunFile) -> None:
-    """One envelope per line, whenever something changed."""
+    """One envelope per line, whenever something changed; the end of the stack is such a line too."""
     from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
 
-    before = None
+    before = ""
+    over = False
     while True:
-        result = _result(run, client.fetch_status(run))
-        if result.data != before:
-            before = result.data
-            text = output.envelope("status", result.data, result.exit_code, result.error)
-            output.write(json.dumps(json.loads(text)))
+        try:
+            result = _result(run, client.fetch_status(run))
+        except KvstackError as error:
+            result = output.Result(None, "", error.exit_code, error)
+            over = not isinstance(error, NotReady)  # it lives, and may answer again
+        text = json.dumps(json.loads(output.envelope("status", result.data, result.exit_code, result.error)))
+        if text != before:
+            before = text
+            output.write(text)
+        if over:
+            raise typer.Exit(int(result.exit_code))
         time.sleep(WATCH_S)
 
 

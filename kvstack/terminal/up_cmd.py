@@ -68,7 +68,7 @@ def _start(config: str, overrides: Sequence[str] | None, detach: bool, wait: boo
     if detach:
         from kvstack.terminal.background import start_background  # noqa: PLC0415 - see above
 
-        return start_background(parsed.name, path, overrides or (), wait=wait)
+        return start_background(parsed.name, path, overrides or (), wait=wait, attached_url=parsed.server.url)
     from kvstack.plan import make_plan  # noqa: PLC0415 - see above
     from kvstack.terminal.foreground import run_foreground  # noqa: PLC0415 - see above
 

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -188,6 +189,39 @@ def test_an_early_failure_in_the_background(tmp_path: Path) -> None:
     assert result.stderr.startswith("error: ")
     assert "\nnext:  " in result.stderr
     assert kvstack("status").returncode == 4
+    assert not RunDir("box").path.exists(), "a stack that never began has no directory"
+
+
+def test_what_a_background_stack_says_is_for_its_owner_alone(hanging: _HangingServer, tmp_path: Path) -> None:
+    """Its output may hold what users wrote, as the log may; a file of an older run is closed to others too."""
+    port = free_ports(1)[0]
+    config = write_config(tmp_path, "box", {"url": f"http://127.0.0.1:{hanging.server_port}"}, proxy={"port": port})
+    said = RunDir("box").path / "up.log"
+    said.parent.mkdir(parents=True)
+    said.write_text("earlier\n")
+    said.chmod(0o644)
+    with ended_after("box"):
+        assert kvstack("up", "-d", "--wait", str(config), "--set", "warmup.enabled=false").returncode == 0
+        assert stat.S_IMODE(said.stat().st_mode) == 0o600
+        assert said.read_text().startswith("earlier\n")
+        assert kvstack("down", "box").returncode == 0
+
+
+def test_waiting_in_front_says_for_what(tmp_path: Path) -> None:
+    """Of a server that is not there `loading` would be a riddle: its address is said."""
+    upstream, port = free_ports(2)
+    config = write_config(tmp_path, "gone", {"url": f"http://127.0.0.1:{upstream}"}, proxy={"port": port})
+    with ended_after("gone"):
+        up = subprocess.Popen(
+            [sys.executable, "-m", "kvstack", "up", "-d", "--wait", str(config)], stderr=subprocess.PIPE, text=True
+        )
+        assert up.stderr is not None
+        line = up.stderr.readline()
+        up.send_signal(signal.SIGINT)
+        assert up.wait(10) == 130
+        up.stderr.close()
+        assert kvstack("down", "gone").returncode == 0
+    assert f"waiting until the llama-server at http://127.0.0.1:{upstream} answers" in line
 
 
 class _Hanging(BaseHTTPRequestHandler):
@@ -318,27 +352,32 @@ def test_watch_in_a_pipe(hanging: _HangingServer, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "kvstack", "status", "--watch"]
         lines = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         envelopes = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert envelopes.stdout is not None
+        first = json.loads(envelopes.stdout.readline())  # while it goes on: each line is flushed
+        assert (first["command"], first["data"]["state"]) == ("status", "ready")
         with request_in_flight(stack.proxy_port, hanging):
             time.sleep(1.0)
         stack.wait_for_requests(1)
         time.sleep(1.5)
-        for watcher in (lines, envelopes):
-            watcher.send_signal(signal.SIGINT)
+        lines.send_signal(signal.SIGINT)
         out, err = lines.communicate(timeout=10)
         assert lines.returncode == 130
         assert out.count("\n") == 1
         assert out.startswith(f"POST {CHAT} | items=1 | ")
         assert "| CANCELLED" in out
         assert err.startswith("ready")
+        assert stack.stop() == 130
         out, err = envelopes.communicate(timeout=10)
-        assert (envelopes.returncode, err) == (130, "")
-        seen = [json.loads(line) for line in out.splitlines()]
-        assert len(seen) >= 2
-        assert seen[-1]["data"]["requests"][0]["verdict"] == "CANCELLED"
+        assert (envelopes.returncode, err) == (4, "")
+        *seen, last = [json.loads(line) for line in out.splitlines()]
+        assert [one["data"]["requests"][0]["verdict"] for one in seen if (one["data"] or {}).get("requests")][
+            -1
+        ] == "CANCELLED"
+        assert (last["status"], last["exit_code"], last["data"]) == ("error", 4, None)
 
 
 def test_rules_of_a_running_stack_are_what_it_applies(hanging: _HangingServer, tmp_path: Path) -> None:
-    """Switched off by --set, or in a file that was changed since: the list says what is in force, not what is written."""
+    """Switched off by --set, or in a file that was changed since: what is in force is listed, not what is written."""
     settings = {"url": f"http://127.0.0.1:{hanging.server_port}"}
     switched_off = ("--set", "proxy.strip_timestamps=false", "--set", 'rules.disable=["pi.date"]')
     with run_stack(tmp_path, settings, warmup={"enabled": False}, arguments=switched_off):
@@ -424,9 +463,14 @@ def test_data_keys_that_others_script_against(hanging: _HangingServer, tmp_path:
             time.sleep(0.2)
         stack.wait_for_requests(1)
         data = envelope("status", "box")["data"]
-        logs = kvstack("logs", "box")
-        assert (logs.returncode, logs.stdout) == (0, "")
-        assert "attached" in logs.stderr
+        RunDir("box").log_path.write_text("of an earlier run\n")
+        for more in ((), ("-f",), ("-f", "-n", "0")):  # at once: there will never be a log
+            logs = kvstack("logs", "box", *more, timeout_s=10)
+            assert (logs.returncode, logs.stdout) == (1, "")
+            assert logs.stderr.startswith("error: The stack 'box' has no log, and will have none\n")
+            assert "attached" in logs.stderr
+            assert f"{RunDir('box').log_path} is of an earlier run" in logs.stderr
+            assert "\nnext:  " in logs.stderr
     assert data["proxy"]["url"] == f"http://127.0.0.1:{stack.proxy_port}"
     assert {"url", "pid", "build", "ctx_per_slot", "device"} <= data["server"].keys()
     assert data["server"]["pid"] is None

@@ -195,6 +195,25 @@ def test_log_of_a_stack_that_has_ended(capsys: pytest.CaptureFixture[str]) -> No
     assert envelope["data"]["lines"] == ["one", "two [31m", "three"]
 
 
+def test_logs_that_are_there_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing runs, and nothing or something else is named: the error says whose logs can be read, and how."""
+    for name in ("demo", "box"):
+        RunDir(name).path.mkdir(parents=True)
+        RunDir(name).log_path.write_text("a line\n")
+    for arguments in ((), ("other",), ("-f",)):
+        assert run("logs", *arguments) == 4
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "logs that are there: box, demo" in captured.err
+        assert "`kvstack logs box`, `kvstack logs demo`" in captured.err
+
+
+def test_watch_with_json_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the two options do together is said where a person looks."""
+    assert run("status", "--help") == 0
+    assert "JSON Lines" in " ".join(capsys.readouterr().out.split())
+
+
 def test_follow_and_json_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
     """A stream of lines is no envelope."""
     assert run("logs", "-f", "--json") == 2
