@@ -4,7 +4,8 @@ What the rules cost: all packs on bodies of 64 KB, 512 KB and 4 MB, against `jso
     python benchmarks/rules.py
 
 Prints one Markdown row per body: the processor time of a request whose turns are all new, and of one whose earlier
-turns came before.  The goal is a ratio of 2.0 at most, and no growth of the ratio with the size.
+turns came before: its newest turn is new, and so is the id in OpenClaw's system text.  The goal is a ratio of 2.0 at
+most once turns are known, and no growth of the ratio with the size.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.rules import RuleSet, apply_rules, compile_rules, parse_pack
 
 WORDS = "amber birch cloud delta ember frost grove heath iris jade kayak lemon maple north olive".split()  # noqa: SIM905
+NEWEST = "go on 000000"
+SYSTEM_ID = "0b6f2f0e-1111-4222-8333-000000000000"
 PATH = "/v1/chat/completions"
 SIZES = {"64 KB": 64 * 1024, "512 KB": 512 * 1024, "4 MB": 4 * 1024 * 1024}
 
@@ -44,7 +47,7 @@ def prose(rng: random.Random, size: int, newline: float = 0.1) -> str:
 def openclaw(size: int, message: int) -> bytes:
     """An OpenClaw conversation of about this many bytes, in messages of about *message* characters."""
     rng = random.Random(size + message)
-    ids = '  "message_id": "0b6f2f0e-1111-4222-8333-444455556666",\n  "channel": "web"\n'
+    ids = f'  "message_id": "{SYSTEM_ID}",\n  "channel": "web"\n'
     block = '```json\n{\n  "schema": "openclaw.inbound_meta.v1",\n' + ids + "}\n```\n"
     info = 'Conversation info (untrusted metadata):\n```json\n{\n  "message_id": "m-1",\n  "sender": "cli"\n}\n```\n\n'
     system = prose(rng, min(size // 3, 25_000)) + "\n" + block
@@ -64,7 +67,9 @@ def openclaw(size: int, message: int) -> bytes:
             {"role": "assistant", "content": prose(rng, 80)},
         ]
         total += len(result) + 700
-    messages.append({"role": "user", "content": [{"type": "text", "text": f"{info}[Wed 2026-02-18 21:48 UTC] go on"}]})
+    messages.append(
+        {"role": "user", "content": [{"type": "text", "text": f"{info}[Wed 2026-02-18 21:48 UTC] {NEWEST}"}]}
+    )
     return json.dumps({"model": "m", "messages": messages, "stream": True, "tools": [tool] * 23}).encode()
 
 
@@ -74,15 +79,22 @@ def plain(size: int) -> bytes:
     messages: list[dict[str, object]] = [{"role": "system", "content": prose(rng, size // 4)}]
     while sum(len(str(message["content"])) for message in messages) < size:
         messages += [{"role": "user", "content": prose(rng, 400)}, {"role": "assistant", "content": prose(rng, 2000)}]
+    messages.append({"role": "user", "content": NEWEST})
     return json.dumps({"model": "m", "messages": messages}).encode()
 
 
-def seconds(run: Callable[[], object], repeats: int) -> float:
+def later(body: bytes, number: int) -> bytes:
+    """The body with another newest turn, and another id in its system text."""
+    body = body.replace(NEWEST.encode(), f"go on {number:06}".encode())
+    return body.replace(SYSTEM_ID.encode(), f"{SYSTEM_ID[:-6]}{number:06}".encode())
+
+
+def seconds(run: Callable[[bytes], object], bodies: Iterable[bytes]) -> float:
     """Return the median processor time of a call, in seconds."""
     times = []
-    for _ in range(repeats):
+    for body in bodies:
         start = time.process_time()
-        run()
+        run(body)
         times.append(time.process_time() - start)
     return statistics.median(times)
 
@@ -91,9 +103,10 @@ def row(kind: str, body: bytes, rules: RuleSet) -> str:
     """Measure one body: as the first request of a conversation, and as one whose earlier turns are known."""
     repeats = max(7, 4_000_000 // len(body))
     memory = ConversationMemory()
-    first = seconds(lambda: apply_rules(body, PATH, rules, ConversationMemory()), repeats)
-    again = seconds(lambda: apply_rules(body, PATH, rules, memory), repeats)
-    base = seconds(lambda: json.dumps(json.loads(body)), repeats)
+    apply_rules(body, PATH, rules, memory)
+    first = seconds(lambda body: apply_rules(body, PATH, rules, ConversationMemory()), [body] * repeats)
+    again = seconds(lambda body: apply_rules(body, PATH, rules, memory), (later(body, n) for n in range(1, repeats)))
+    base = seconds(lambda body: json.dumps(json.loads(body)), [body] * repeats)
     cells = f"{base * 1000:.2f} | {first * 1000:.2f} | {first / base:.2f} | {again * 1000:.2f} | {again / base:.2f}"
     return f"| {kind} | {len(body):,} | {cells} |"
 
