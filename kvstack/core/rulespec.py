@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from kvstack.core.keylines import key_lines
@@ -224,6 +224,10 @@ class WarningSpec(_Spec):
     """What is said."""
 
 
+# What users of regular expressions write, and hardly anybody else: without any token beside it, it is one.
+_REGULAR = ("\\d+", "\\d{", "\\w+", "\\s+", "\\s*", ".*", ".+", "[0-9]", "[a-z]", "[A-Z]", "(?:", "[^")
+
+
 class RulePatch(_Spec):
     """
     A user's rule: a new one, or changes to a packed one of the same name.
@@ -253,6 +257,18 @@ class RulePatch(_Spec):
     switch: Switch | None = None
     any_client: bool | None = None
     enabled: bool | None = None
+
+    @field_validator("pattern", "also", "same")
+    @classmethod
+    def _is_no_regular_expression(cls, patterns: Patterns | None) -> Patterns | None:
+        for pattern in patterns or ():
+            mark = next((mark for mark in _REGULAR if mark in pattern), None)
+            if mark is not None and "{" not in pattern.replace(mark, ""):
+                raise ValueError(
+                    f"{pattern!r} looks like a regular expression ({mark}); a pattern is the text itself, with tokens "
+                    "such as {int}, {date} or {line} for what changes"
+                )
+        return patterns
 
 
 class PackSpec(_Spec):

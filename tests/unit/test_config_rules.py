@@ -75,6 +75,22 @@ def test_a_rule_that_cannot_be_used_is_named_with_its_line(tmp_path: Path, text:
     assert [(problem.path, problem.line) for problem in problems(tmp_path, text)] == [(path, line)]
 
 
+@pytest.mark.parametrize("pattern", [r"job=\d+", "Build .* of today", "id [0-9][0-9]", r"\w+ \d{4}", "(?:a|b)"])
+def test_a_regular_expression_is_refused(tmp_path: Path, pattern: str) -> None:
+    """It would be taken for literal text and never match anything, without a word."""
+    text = f"[[rules.add]]\nname = 'a.b'\nwhere = 'system'\naction = 'drop'\npattern = '{pattern}'\n"
+    (problem,) = problems(tmp_path, text)
+    assert (problem.path.removesuffix(".0"), problem.line) == ("rules.add.0.pattern", 7)
+    assert "regular expression" in problem.message
+
+
+@pytest.mark.parametrize("pattern", [r"C:\data\{word}", "Wait ... {int} s", "a+b", "[{date}] {line}", "cost: 5.*{int}"])
+def test_text_that_only_resembles_one_is_not(tmp_path: Path, pattern: str) -> None:
+    """Backslashes, dots and brackets are text."""
+    text = f"[[rules.add]]\nname = 'a.b'\nwhere = 'system'\naction = 'drop'\npattern = '{pattern}'\n"
+    assert rules(tmp_path, text).by_name["a.b"].active
+
+
 def test_a_misspelt_key_of_a_rule_names_the_right_one(tmp_path: Path) -> None:
     """As for every other key."""
     (problem,) = problems(tmp_path, '[[rules.add]]\nname = "a.b"\npatern = "x"')
