@@ -24,7 +24,7 @@ from kvstack.bus import Bus, Subscription
 from kvstack.core.events import LogFactSeen, LogLineSeen, Notice, ServerDescribed, WarmupEnded, WarmupStarted
 from kvstack.core.lifecycle import State
 from kvstack.core.logfacts import LogFact
-from kvstack.core.snapshot import Snapshot
+from kvstack.core.snapshot import ServerView, Snapshot
 from kvstack.errors import AlreadyRunning, KvstackError, NotReady, PortTaken, StartFailed
 from kvstack.llama.doctor import Finding, Severity, diagnose
 from kvstack.llama.doctor.facts import ServerProps
@@ -66,7 +66,8 @@ class Stack:
         self._run_dir = RunDir(config.name)
         self._raw_log = RawLog(self._run_dir.log_path)
         self._token = new_token()
-        self.bus = Bus(Snapshot(config.name, config.proxy_url))
+        server = ServerView(url=config.upstream_url, is_attached=config.attached)
+        self.bus = Bus(Snapshot(config.name, config.proxy_url, server=server))
         self._upstream = Upstream(config.upstream_url, config.server.api_key)
         self._forward = Forward(
             self._upstream,

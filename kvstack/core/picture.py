@@ -25,7 +25,8 @@ class Snapshot:
 
     name: str
     proxy_url: str
-    state: State = State.STOPPED
+    state: State = State.STARTING
+    """Before anything has happened a stack is about to start."""
     reason: str = ""
     state_since_s: float | None = None
     started_s: float | None = None
@@ -133,6 +134,7 @@ class Snapshot:
 def _server_dict(server: ServerView) -> dict[str, Any]:
     return {
         "url": server.url,
+        "is_attached": server.is_attached,
         "pid": server.pid,
         "build": server.build,
         "model": server.model,

@@ -112,7 +112,8 @@ def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
 
 
 def _state(snapshot: Snapshot, event: StateChanged) -> Snapshot:
-    since = snapshot.state_since_s if event.state is snapshot.state else event.time_s
+    goes_on = event.state is snapshot.state and snapshot.state_since_s is not None
+    since = snapshot.state_since_s if goes_on else event.time_s
     started = snapshot.started_s
     if started is None and event.state is not State.STOPPED:
         started = event.time_s

@@ -200,6 +200,8 @@ class ServerView:
     """
 
     url: str | None = None
+    is_attached: bool = False
+    """Whether it is somebody else's: not started and not stopped by this stack, and its log is not read."""
     pid: int | None = None
     build: str | None = None
     model: str | None = None

@@ -277,7 +277,7 @@ class Supervisor:
         reason = "attach"
         while True:
             self._go(State.STARTING, reason)
-            self._go(State.LOADING, "waiting for the server")
+            self._go(State.LOADING, "looking for the server")
             await self._waiting.unless_stopped(self._until_attached())
             await self._waiting.unless_stopped(self._hooks.verify(0))
             self._go(State.WARMING, "the prefix is being evaluated")
@@ -301,13 +301,16 @@ class Supervisor:
 
     async def _until_attached(self) -> None:
         began_s = self._clock()
+        seen: Health | None = None
         while (health := await self._hooks.health()) is not Health.OK:
+            if health is not seen:
+                seen = health
+                self._say(_missed(health) + ("" if self._was_ready or health is Health.LOADING else self._patience()))
             waited_s = self._clock() - began_s
             if not self._was_ready and health is not Health.LOADING and waited_s >= self._attach_patience_s:
                 raise StartFailed(
                     "The server to attach to does not answer",
-                    f"/health was asked for {waited_s:.0f} s: "
-                    + ("nobody listens there" if health is Health.REFUSED else "no answer of a llama-server came"),
+                    f"/health was asked for {waited_s:.0f} s: {_missed(health)}",
                     "Start that server, or correct server.url.",
                 )
             await self._sleep(0.5)
@@ -424,8 +427,26 @@ class Supervisor:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def _say(self, reason: str) -> None:
+        """Tell more of a state that goes on."""
+        self._hooks.publish(StateChanged(self._wall_clock(), self.state, reason, self.restarts))
+
+    def _patience(self) -> str:
+        return f", given up after {self._attach_patience_s:g} s"
+
     def _notice(self, level: Literal["warning", "error"], text: str) -> None:
         self._hooks.publish(Notice(self._wall_clock(), level, text))
 
     def _spawn_child(self, launch: Launch, run: int) -> Process:
         return Child(launch.argv, launch.env, run, self._raw_log, self._hooks.output)
+
+
+def _missed(health: Health) -> str:
+    """What an attached server does instead of serving, in a few words."""
+    match health:
+        case Health.REFUSED:
+            return "nothing answers (connection refused)"
+        case Health.LOADING:
+            return "it loads its model"
+        case _:
+            return "no answer of a llama-server comes"

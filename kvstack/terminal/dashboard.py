@@ -34,10 +34,18 @@ __all__ = ["frame", "head_lines", "render", "summary"]
 
 CHART_FROM_HEIGHT = 40
 CHART_ROWS = 6
-_ORDER = (State.STARTING, State.LOADING, State.WARMING, State.READY)
+BOTH_FROM_WIDTH = 72
+"""From here on both what was saved and what was lost have room."""
+
+THRESHOLD_FROM_WIDTH = 90
 _STEPS = {
     State.STARTING: "start llama-server",
     State.LOADING: "load the model",
+    State.WARMING: "warm the prefix up",
+    State.READY: "serve",
+}
+_ATTACHED_STEPS = {
+    State.LOADING: "find the llama-server that runs already",
     State.WARMING: "warm the prefix up",
     State.READY: "serve",
 }
@@ -227,14 +235,22 @@ def _points(rows: Sequence[RequestRow]) -> list[Point]:
     return [(row.lcp_similarity_ratio, verdict_style(row)) for row in rows]
 
 
-def _sim_best_words(snapshot: Snapshot) -> Text:
-    newest = next((row for row in reversed(snapshot.requests) if row.lcp_similarity_ratio is not None), None)
+def _sim_best_words(snapshot: Snapshot, width: int) -> Text:
+    # Of the last request, as its row has it; one that runs may not have been given its slot yet.
+    newest = next(
+        (
+            row
+            for row in reversed(model_requests(snapshot))
+            if row.is_over or row.verdict is not None or row.lcp_similarity_ratio is not None
+        ),
+        None,
+    )
     text = piece(" sim_best ", "bold")
-    if newest is None:
+    if newest is None or newest.lcp_similarity_ratio is None:
         text.append(figures.UNKNOWN, "dim")
     else:
         text.append(figures.ratio(newest.lcp_similarity_ratio), verdict_style(newest))
-    if snapshot.server.similarity_threshold_ratio is not None:
+    if snapshot.server.similarity_threshold_ratio is not None and width >= THRESHOLD_FROM_WIDTH:
         text.append(f" (> {snapshot.server.similarity_threshold_ratio:.2f})", "dim")
     return text
 
@@ -243,11 +259,17 @@ def _totals_words(snapshot: Snapshot, width: int) -> Text:
     text = piece(" reuse ", "bold")
     text.append(figures.percent(recent_reuse_ratio(model_requests(snapshot))))
     totals = snapshot.totals
-    text.append("  saved ", "bold")
-    text.append(figures.duration(totals.saved_s) if totals.requests else figures.UNKNOWN)
-    if width >= 100 and totals.cost_s >= 1:
-        text.append("  lost ", "bold")
-        text.append(figures.duration(totals.cost_s), "yellow")
+    if width < BOTH_FROM_WIDTH and totals.cost_s >= 1:
+        # What was saved is half the truth: where there is no room for both, the difference.
+        net_s = totals.saved_s - totals.cost_s
+        text.append("  saved net ", "bold")
+        text.append(f"{'-' if net_s < 0 else ''}{figures.duration(abs(net_s))}", "yellow" if net_s < 0 else "")
+    else:
+        text.append("  saved ", "bold")
+        text.append(figures.duration(totals.saved_s) if totals.requests else figures.UNKNOWN)
+        if totals.cost_s >= 1:
+            text.append("  lost ", "bold")
+            text.append(figures.duration(totals.cost_s), "yellow")
     if width >= 100 and totals.requests:
         text.append(f" in {figures.plural(totals.requests, 'turn')}")
     text.append(" ")
@@ -255,7 +277,7 @@ def _totals_words(snapshot: Snapshot, width: int) -> Text:
 
 
 def _history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Text:
-    left, right = _sim_best_words(snapshot), _totals_words(snapshot, width)
+    left, right = _sim_best_words(snapshot, width), _totals_words(snapshot, width)
     left.append("  ")
     left += sparkline(_points(model_requests(snapshot)), width - left.cell_len - right.cell_len - 1, glyphs)
     return _spread(left, right, width, glyphs)
@@ -263,7 +285,7 @@ def _history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Text:
 
 def _tall_history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     threshold_ratio = snapshot.server.similarity_threshold_ratio
-    title = _spread(_sim_best_words(snapshot), _totals_words(snapshot, width), width, glyphs)
+    title = _spread(_sim_best_words(snapshot, width), _totals_words(snapshot, width), width, glyphs)
     points = _points(model_requests(snapshot))
     if not points:
         return [title]
@@ -309,21 +331,27 @@ def _empty(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> list[Text]:
     url = one_line(snapshot.proxy_url)
     lines = [Text()]
     if snapshot.state in _STEPS and snapshot.state is not State.READY:
-        at = _ORDER.index(snapshot.state)
-        for index, state in enumerate(_ORDER):
+        attached = snapshot.server.is_attached
+        steps = _ATTACHED_STEPS if attached else _STEPS
+        # Looking for a server that runs already is one step.
+        now = State.LOADING if attached and snapshot.state is State.STARTING else snapshot.state
+        at = list(steps).index(now)
+        for index, text in enumerate(steps.values()):
             if index < at:
-                lines.append(piece(f"   {glyphs.good} {_STEPS[state]}", "green"))
+                lines.append(piece(f"   {glyphs.good} {text}", "green"))
             elif index == at:
-                step = piece(f"   {glyphs.arrow} {_STEPS[state]}", "bold yellow")
+                step = piece(f"   {glyphs.arrow} {text}", "bold yellow")
                 if snapshot.state_since_s is not None:
                     step.append(f"  for {figures.duration(now_s - snapshot.state_since_s)}")
                 if snapshot.server.rss_bytes is not None:
                     step.append(f", {figures.memory(snapshot.server.rss_bytes)} in memory")
                 lines.append(step)
             else:
-                lines.append(piece(f"   {glyphs.idle} {_STEPS[state]}", "dim"))
+                lines.append(piece(f"   {glyphs.idle} {text}", "dim"))
         lines.append(Text())
-        if snapshot.state is State.LOADING:
+        if attached and now is State.LOADING:
+            lines.append(piece("   kvstack waits for it.  If it is not there: start it, or correct server.url.", "dim"))
+        elif snapshot.state is State.LOADING:
             lines.append(piece("   A new build or driver compiles shaders first: that takes minutes.", "dim"))
         lines.append(piece(f"   Clients may connect to {url} now: their requests wait.", "dim"))
     elif snapshot.state is State.READY:
@@ -354,7 +382,7 @@ def _log(snapshot: Snapshot, width: int, room: int, glyphs: Glyphs) -> list[Text
     if room < 2:
         return []
     if not snapshot.log_lines:
-        if snapshot.state is State.READY and snapshot.server.pid is None:
+        if snapshot.state is State.READY and snapshot.server.is_attached:
             words = "attached: the server's log is not read, so there is no sim_best; the figures are the answers' own"
             return [Text(), piece(f" {words}", "dim")]
         return []

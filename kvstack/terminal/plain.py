@@ -129,6 +129,8 @@ class Announcer:
 
     def _state(self, event: StateChanged, snapshot: Snapshot) -> list[Line]:
         reason = f": {one_line(event.reason)}" if event.reason else ""
+        if snapshot.server.is_attached and event.state in {State.LOADING, State.BACKOFF}:
+            reason = f": {one_line(snapshot.server.url or '')}{reason}"
         lines = [Line(f"{event.state.value}{reason}")]
         if event.state is State.READY and not self._told_how:
             self._told_how = True

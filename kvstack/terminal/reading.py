@@ -16,6 +16,7 @@ from kvstack.terminal.figures import duration, one_line, percent, plural, second
 __all__ = [
     "Level",
     "Reading",
+    "attached_words",
     "decode_speed_by_context",
     "level_of",
     "model_requests",
@@ -43,6 +44,12 @@ _LEVELS: dict[str, Level] = {
 
 RECENT = 10
 """Requests over which the reuse is summed up."""
+
+GOOD_RATIO = 0.8
+"""Reuse from which on the cache works, whatever was lost."""
+
+SMALL_RATIO = 0.1
+"""Part of the prompts that may be lost to what could be avoided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +85,13 @@ def recent_reuse_ratio(rows: Iterable[RequestRow]) -> float | None:
     """
     Cached / prompt tokens over the newest requests whose figures are known.
     """
-    known = [row for row in rows if row.prompt_tokens and row.cached_tokens is not None][-RECENT:]
+    known = _known(rows)
     prompt = sum(row.prompt_tokens or 0 for row in known)
     return sum(row.cached_tokens or 0 for row in known) / prompt if prompt else None
+
+
+def _known(rows: Iterable[RequestRow]) -> list[RequestRow]:
+    return [row for row in rows if row.prompt_tokens and row.cached_tokens is not None][-RECENT:]
 
 
 def model_requests(snapshot: Snapshot) -> list[RequestRow]:
@@ -106,7 +117,13 @@ def state_sentence(snapshot: Snapshot, now_s: float) -> str:
     """
     since = "" if snapshot.state_since_s is None else f" for {duration(now_s - snapshot.state_since_s)}"
     reason = one_line(snapshot.reason)
+    server = snapshot.server
     match snapshot.state:
+        case State.STARTING | State.LOADING if server.is_attached:
+            # Whose fault it is that nothing goes on: not a load's, where nobody listens.
+            return f"{attached_words(snapshot)}: waiting{since}"
+        case State.BACKOFF if server.is_attached:
+            return f"{attached_words(snapshot)}: waiting until it is back{since}"
         case State.STARTING:
             return f"starting llama-server{since}"
         case State.LOADING:
@@ -123,6 +140,14 @@ def state_sentence(snapshot: Snapshot, now_s: float) -> str:
             return reason or "nothing runs"
         case State.READY:
             return reason
+
+
+def attached_words(snapshot: Snapshot) -> str:
+    """
+    What is known of a server that is attached to and does not serve yet: its address first.
+    """
+    reason = "" if snapshot.state is State.STARTING else one_line(snapshot.reason)
+    return f"{one_line(snapshot.server.url or 'the server')}: {reason or 'looking for the server'}"
 
 
 def read(snapshot: Snapshot, now_s: float) -> Reading:
@@ -145,12 +170,40 @@ def read(snapshot: Snapshot, now_s: float) -> Reading:
         else:
             warm = "nothing is warm yet: the first prompt will be evaluated in full"
         return Reading("idle", "READY", f"waiting for the first request; {warm}")
-    last = judged[-1]
-    return _of_row(last, recent_reuse_ratio(judged), min(len(judged), RECENT))
+    if level_of(judged[-1].verdict) == "good":
+        return _of_recent(judged)
+    return _of_row(judged[-1])
 
 
-def _of_row(row: RequestRow, recent_ratio: float | None, count: int) -> Reading:
-    level = level_of(row.verdict)
+def _of_recent(judged: list[RequestRow]) -> Reading:
+    """The last prompt found its prefix: whether that is how it goes."""
+    known = _known(judged)
+    prompt = sum(row.prompt_tokens or 0 for row in known)
+    cached = sum(row.cached_tokens or 0 for row in known)
+    lost = [row for row in known if level_of(row.verdict) != "good" and row.lost_tokens]
+    lost_tokens = sum(row.lost_tokens or 0 for row in lost)
+    # That a first prompt is evaluated once is no fault, as long as more comes back than was spent.
+    avoidable = sum(row.lost_tokens or 0 for row in lost if row.verdict != "COLD")
+    ratio = cached / prompt if prompt else None
+    over = "prompt" if len(known) == 1 else plural(len(known), "prompt")
+    works = ratio is None or ratio >= GOOD_RATIO or (avoidable <= SMALL_RATIO * prompt and lost_tokens <= cached)
+    if works or not lost:
+        return Reading("good", "CACHE WORKS", f"{percent(ratio)} of the last {over} came from the cache")
+    return Reading("warn", "CACHE PARTLY", f"{percent(ratio)} of the last {over} reused; {_main_cause(lost)}")
+
+
+def _main_cause(lost: list[RequestRow]) -> str:
+    """The verdict that lost most, and its newest cause."""
+    sums: dict[str, int] = {}
+    for row in lost:
+        verdict = row.verdict or ""
+        sums[verdict] = sums.get(verdict, 0) + (row.lost_tokens or 0)
+    worst = max(sums, key=lambda verdict: sums[verdict])
+    newest = next(row for row in reversed(lost) if row.verdict == worst)
+    return f"{worst}: {one_line(newest.cause)}" if newest.cause else f"most was lost to {worst}"
+
+
+def _of_row(row: RequestRow) -> Reading:
     cost = f"{tokens(row.evaluated_tokens)} tokens evaluated"
     if row.prefill_ms is not None:
         cost = f"{tokens(row.evaluated_tokens)} tokens in {seconds(row.prefill_ms)}"
@@ -158,7 +211,6 @@ def _of_row(row: RequestRow, recent_ratio: float | None, count: int) -> Reading:
     if cause and row.verdict == "EVICTED":
         cause = f"evicted {cause}"  # the cause begins with "by"
     because = f"{cause}: {cost}" if cause else cost
-    over = "prompt" if count == 1 else plural(count, "prompt")
     match row.verdict:
         case "FAILED":
             return Reading("bad", "REQUEST FAILED", one_line(row.error or row.cause or "no reason given"))
@@ -168,7 +220,5 @@ def _of_row(row: RequestRow, recent_ratio: float | None, count: int) -> Reading:
             return Reading("warn", "CONTEXT FULL", because)
         case "PARTIAL":
             return Reading("warn", "CACHE PARTLY", because)
-        case _ if level == "good":
-            return Reading("good", "CACHE WORKS", f"{percent(recent_ratio)} of the last {over} came from the cache")
         case _:
-            return Reading(level, "CACHE MISSED", because if cause else f"{row.verdict}: {cost}")
+            return Reading(level_of(row.verdict), "CACHE MISSED", because if cause else f"{row.verdict}: {cost}")

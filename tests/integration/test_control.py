@@ -155,7 +155,7 @@ async def test_metrics_say_what_the_cache_did() -> None:
     assert samples["kvstack_decode_seconds_total",] == 0.16
     assert samples["kvstack_reuse_ratio",] == 0.9
     assert sum(value for (name, *_), value in samples.items() if name == "kvstack_requests_total") == 2
-    assert samples["kvstack_state", "stopped"] == 1
+    assert samples["kvstack_state", "starting"] == 1
     assert samples["kvstack_strip_failures_total",] == 0
 
 

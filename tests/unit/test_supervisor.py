@@ -529,7 +529,7 @@ async def test_attached_life() -> None:
     assert world.states[-2:] == [State.STOPPING, State.STOPPED]
 
 
-@pytest.mark.parametrize(("health", "fact"), [(Health.REFUSED, "nobody listens"), (Health.ERROR, "no answer")])
+@pytest.mark.parametrize(("health", "fact"), [(Health.REFUSED, "connection refused"), (Health.ERROR, "no answer")])
 async def test_nothing_to_attach_to(health: Health, fact: str) -> None:
     """A server to attach to that is not there is a failed start after some seconds."""
     world = World(ATTACHED)
@@ -551,6 +551,27 @@ async def test_attached_server_may_load() -> None:
         await world.wait(1000)
         assert not task.done()
         assert world.supervisor.state is State.LOADING
+
+
+async def test_what_an_attached_server_does_is_told() -> None:
+    """Waiting for a server that refuses is not called loading; each change of what it does is told once."""
+    world = World(ATTACHED)
+    world.health = Health.REFUSED
+    async with world.running():
+        await world.wait(3)
+        assert world.reason == "nothing answers (connection refused), given up after 10 s"
+        world.health = Health.LOADING
+        await world.wait(3)
+        assert world.reason == "it loads its model"
+        assert world.states == [State.STARTING, State.LOADING, State.LOADING, State.LOADING]
+        world.health = Health.OK
+        await world.wait(3)
+        assert world.supervisor.state is State.READY
+        # It was there once: from now on it is waited for without an end.
+        world.health = Health.REFUSED
+        await world.wait(10)
+        assert world.supervisor.state is State.BACKOFF
+        assert world.reason == "the server does not answer"
 
 
 async def test_one_missed_answer_is_no_loss() -> None:

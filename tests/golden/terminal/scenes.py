@@ -181,8 +181,40 @@ def scenes() -> dict[str, Snapshot]:
         "attached": snapshot(
             *(replace(one, lcp_similarity_ratio=None, slot=None, task=None) for one in hits[:4]),
             warmup=WarmupView("no prefix known"),
-            server=ServerView(url="http://192.168.1.20:8080", model="Qwen3-Coder-Next.gguf", ctx_per_slot=131072),
+            server=ServerView(
+                url="http://192.168.1.20:8080", is_attached=True, model="Qwen3-Coder-Next.gguf", ctx_per_slot=131072
+            ),
             log_lines=(),
+        ),
+        "refused": snapshot(
+            state=State.LOADING,
+            reason="nothing answers (connection refused), given up after 10 s",
+            state_since_s=NOW_S - 7,
+            started_s=NOW_S - 7,
+            warmup=WarmupView(),
+            server=ServerView(url="http://192.168.1.20:8080", is_attached=True),
+            log_lines=(),
+        ),
+        "begun": Snapshot(
+            "qwen3-coder-next-80b", "http://127.0.0.1:1234", server=ServerView(url="http://127.0.0.1:12345")
+        ),
+        "mixed": snapshot(
+            row(1, "COLD", cause="first request of its conversation", lost_tokens=16_560, cost_s=35.3),
+            *(
+                row(number, "PARTIAL", cause="clock in system @57,012", lost_tokens=14_000, cost_s=29.8)
+                for number in (2, 3)
+            ),
+            row(4),
+            row(
+                5,
+                "RESTORED",
+                cached_tokens=16_700,
+                evaluated_tokens=100,
+                lcp_similarity_ratio=None,
+                prefill_ms=213.0,
+                ttft_ms=253.0,
+                saved_s=35.6,
+            ),
         ),
         "failed": snapshot(
             state=State.FAILED, reason="llama-server died 4 times: killed by signal 9 (out of memory?)", restarts=3

@@ -150,6 +150,49 @@ def test_unknown_figures_are_no_zeros() -> None:
     assert "reuse -  saved -" in text
 
 
+def test_the_first_frame_says_that_it_starts() -> None:
+    """Before anything has happened the stack is about to start, and the frame says so."""
+    text = "\n".join(line.plain for line in frame(scenes()["begun"], 80, 24, NOW_S))
+    assert "STARTING" in text
+    assert "STOPPED" not in text
+    assert "nothing runs" not in text
+    assert ":12345" in text
+
+
+def test_a_server_that_refuses_is_named() -> None:
+    """Attached to nobody: the frame names the address and what happens there, and claims no load of a model."""
+    lines = [line.plain for line in frame(scenes()["refused"], 100, 30, NOW_S)]
+    assert "192.168.1.20:8080" in lines[0]
+    text = "\n".join(lines)
+    assert "http://192.168.1.20:8080: nothing answers (connection refused), given up after 10 s" in text
+    for words in ("loads the model", "load the model", "start llama-server", "shaders"):
+        assert words not in text
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 200])
+def test_what_was_lost_stands_beside_what_was_saved(width: int) -> None:
+    """No width shows the one without the other."""
+    line = next(line.plain for line in frame(scenes()["mixed"], width, 24, NOW_S) if " saved " in line.plain)
+    assert " saved 1 m 21 s" in line
+    assert " lost 1 m 34 s" in line
+
+
+def test_where_there_is_no_room_the_difference_is_shown() -> None:
+    """A narrow frame shows what is left of the gain, and a loss as one."""
+    assert "saved net -13 s" in "\n".join(line.plain for line in frame(scenes()["mixed"], 60, 24, NOW_S))
+    assert "saved net 13 m" in "\n".join(line.plain for line in frame(scenes()["partial"], 60, 24, NOW_S))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)], ids=["80x24", "200x60"])
+def test_sim_best_is_the_last_requests(size: tuple[int, int]) -> None:
+    """A last request that has none (out of the RAM cache, failed) leaves no older figure standing as if it were its."""
+    lines = [line.plain for line in frame(scenes()["mixed"], *size, NOW_S)]
+    assert next(line for line in lines if line.startswith(" sim_best")).split()[1] == "-"
+    running = replace(row(6, None), phase="forwarded", lcp_similarity_ratio=None)
+    lines = [line.plain for line in frame(snapshot(row(4), running), *size, NOW_S)]
+    assert next(line for line in lines if line.startswith(" sim_best")).split()[1] == "1.000"
+
+
 def test_summary_is_as_long_as_it_must_be() -> None:
     """What `status` prints has the head and the wanted requests, no log and no empty lines."""
     lines = [line.plain.rstrip() for line in summary(scenes()["working"], 120, NOW_S, 3)]

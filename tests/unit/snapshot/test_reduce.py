@@ -55,7 +55,7 @@ def test_a_fresh_snapshot_says_nothing_it_does_not_know() -> None:
     assert json.loads(json.dumps(shape)) == shape
     assert shape["server"]["pid"] is None
     assert shape["server"]["ctx_per_slot"] is None
-    assert shape["state"] == "stopped"
+    assert shape["state"] == "starting"
     assert shape["decode_by_context"] == []
     assert shape["requests"] == []
 
@@ -217,6 +217,13 @@ def test_states() -> None:
     assert (snapshot.server.pid, snapshot.server.rss_bytes) == (4711, 1234)
     snapshot = reduce(snapshot, StateChanged(9.0, State.BACKOFF, "died", restarts=1))
     assert (snapshot.server.pid, snapshot.server.rss_bytes, snapshot.restarts) == (None, None, 1)
+
+
+def test_a_stack_that_has_not_begun_is_about_to() -> None:
+    """The first picture of `up` does not say that nothing runs; the clock starts with the first event."""
+    assert EMPTY.state is State.STARTING
+    snapshot = reduce(EMPTY, StateChanged(5.0, State.STARTING, "start"))
+    assert (snapshot.state_since_s, snapshot.started_s) == (5.0, 5.0)
 
 
 def test_descriptions_add_up() -> None:

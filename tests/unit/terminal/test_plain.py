@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvstack.core.events import Notice, RequestEnded, StateChanged, WarmupEnded
 from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, Snapshot
+from kvstack.core.snapshot import RequestRow, ServerView, Snapshot
 from kvstack.terminal.plain import SETTLE_S, Announcer, Line, request_line
 
 ROW = RequestRow(
@@ -86,6 +86,15 @@ def test_use_is_explained_once() -> None:
     assert any("http://127.0.0.1:1234/v1" in line.text for line in first)
     assert not any(line.is_data for line in first)
     assert announcer.feed(StateChanged(2.0, State.READY, "again"), _snapshot()) == [Line("ready: again")]
+
+
+def test_an_attached_server_is_named_where_it_is_waited_for() -> None:
+    """The line says who does not answer, and how."""
+    stack = replace(_snapshot(), server=ServerView(url="http://10.0.0.5:8080", is_attached=True))
+    event = StateChanged(1.0, State.LOADING, "nothing answers (connection refused)")
+    assert Announcer().feed(event, stack) == [
+        Line("loading: http://10.0.0.5:8080: nothing answers (connection refused)")
+    ]
 
 
 def test_notices_and_warm_up_are_talk() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from kvstack.core.join import Join
 from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, SlotView, Snapshot, WarmupView
+from kvstack.core.snapshot import RequestRow, ServerView, SlotView, Snapshot, WarmupView
 from kvstack.core.verdict import VERDICTS
 from kvstack.core.views import TaskView
 from kvstack.terminal.glyphs import ASCII, UNICODE, chart, sparkline
@@ -75,6 +75,63 @@ def test_what_says_nothing_of_the_cache_is_passed_over() -> None:
         replace(ROW, id=6, verdict=None, phase="forwarded"),
     )
     assert read(replace(READY, requests=rows), NOW_S).head == "CACHE WORKS"
+
+
+def _recent(*verdicts: tuple[str, int, int, str | None]) -> Snapshot:
+    """Requests of 1,000 tokens: verdict, cached, lost, cause."""
+    rows = [
+        replace(
+            ROW, id=number, verdict=verdict, cached_tokens=cached, evaluated_tokens=1000 - cached, lost_tokens=lost,
+            cause=cause,
+        )
+        for number, (verdict, cached, lost, cause) in enumerate(verdicts)
+    ]  # fmt: skip
+    return replace(READY, requests=tuple(rows))
+
+
+HIT = ("HIT", 990, 0, None)
+COLD = ("COLD", 0, 1000, "first request of its conversation")
+CLOCK = ("PARTIAL", 150, 840, "clock in system @57")
+LOST = ("EVICTED", 0, 990, "by request 4")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "head", "detail"),
+    [
+        ((COLD, CLOCK, LOST, HIT, HIT), "CACHE PARTLY", "43 % of the last 5 prompts reused; COLD: first request of"),
+        ((COLD, CLOCK, CLOCK, HIT), "CACHE PARTLY", "32 % of the last 4 prompts reused; PARTIAL: clock in system @57"),
+        ((COLD, COLD, HIT), "CACHE PARTLY", "33 % of the last 3 prompts reused; COLD: first request"),
+        ((HIT, LOST, HIT, LOST, HIT), "CACHE PARTLY", "59 % of the last 5 prompts reused; EVICTED: by request 4"),
+        ((HIT, HIT, ("REPROCESS", 0, 990, None), HIT), "CACHE PARTLY", "74 % of the last 4 prompts reused; most was"),
+        # That a first prompt is evaluated once is no fault.
+        ((COLD, ("HIT", 999, 0, None), HIT), "CACHE WORKS", "66 % of the last 3 prompts came from the cache"),
+        ((HIT,) * 9 + (CLOCK, HIT), "CACHE WORKS", "91 % of the last 10 prompts came from the cache"),
+        ((LOST,) + (HIT,) * 10, "CACHE WORKS", "99 % of the last 10 prompts came from the cache"),
+        # A long user text is evaluated and nothing is lost by that.
+        ((("WARM", 300, 0, None), ("HIT", 400, 0, None)), "CACHE WORKS", "35 % of the last 2 prompts came from the"),
+    ],
+)
+def test_the_headline_agrees_with_the_rows(
+    verdicts: tuple[tuple[str, int, int, str | None], ...], head: str, detail: str
+) -> None:
+    """A hit at the end is no green light while more is lost than saved, or what could be avoided is not small."""
+    reading = read(_recent(*verdicts), NOW_S)
+    assert (reading.head, reading.level) == (head, "good" if head == "CACHE WORKS" else "warn")
+    assert reading.detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        (State.STARTING, "attach", "http://10.0.0.5:8080: looking for the server: waiting for 1 m 40 s"),
+        (State.LOADING, "nothing answers", "http://10.0.0.5:8080: nothing answers: waiting for 1 m 40 s"),
+        (State.BACKOFF, "it is gone", "http://10.0.0.5:8080: it is gone: waiting until it is back for 1 m 40 s"),
+    ],
+)
+def test_an_attached_server_is_waited_for_by_its_address(state: State, reason: str, words: str) -> None:
+    """Nothing is said to be started or loaded where nothing is."""
+    server = ServerView(url="http://10.0.0.5:8080", is_attached=True)
+    assert read(replace(READY, state=state, reason=reason, server=server), NOW_S).detail == words
 
 
 @pytest.mark.parametrize(
