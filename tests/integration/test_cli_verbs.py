@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -164,7 +165,7 @@ def test_request_lines_are_the_status(llama_server: Path, model_path: dict[str, 
 def test_a_failure_in_the_background_is_told_in_front(llama_server: Path, tmp_path: Path) -> None:
     """`up -d --wait` of a model that cannot be loaded says what `up` says, with the same exit code."""
     model = tmp_path / "broken.gguf"
-    model.write_bytes(b"GGUF but no more")
+    model.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))  # a whole file, of no model
     config, _ = real_config(tmp_path, llama_server, model)
     front = kvstack("up", "--no-dashboard", str(config))
     back = kvstack("up", "-d", "--wait", str(config))
