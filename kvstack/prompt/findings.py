@@ -53,6 +53,7 @@ class Findings:
         message_ids: `message_id` keys removed.
         digests: What settled items count as when conversations are compared, by index.
         local: What was done to settled items, where anything was.
+        opening: Index of the first item of the user, for which there are rules of its own; -1 if there is none.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -62,3 +63,4 @@ class Findings:
     message_ids: int = 0
     digests: dict[int, bytes] = field(default_factory=dict)
     local: dict[int, Local] = field(default_factory=dict)
+    opening: int = -1

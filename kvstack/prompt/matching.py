@@ -37,6 +37,7 @@ def find_all(document: Document, client: Client, former: Former | None = None, *
     finder = _Finder(document, client, settles)
     if former is not None and former.client is client:
         finder.findings.digests, finder.findings.local = former.settled(document)
+        finder.findings.opening = former.opening
     finder.carriers()
     finder.system()
     finder.tools()
@@ -123,8 +124,11 @@ class _Finder:
         opening = next(
             (n for n, item in enumerate(items) if item.role == "user" and n not in self._carriers and item.texts), -1
         )
-        if first:
+        if opening != self.findings.opening:
+            # What came of them depends on which one is the first.
             self._unsettle(opening)
+            self._unsettle(self.findings.opening)
+            self.findings.opening = opening
         for index, item in enumerate(items):
             if index in digests or index in self._carriers:
                 continue
@@ -143,7 +147,7 @@ class _Finder:
                 self._head_block(block, head, heads.get(block.block.name, ()), items[opening])
             for rule in tails:
                 self._tail(item.texts[-1], rule)
-            if self._settles and not contextual and item.listed:
+            if self._settles and item.listed:
                 self._settle(index, item, marks)
 
     def _marks(self) -> tuple[int, int, int, int]:

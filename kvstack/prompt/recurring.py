@@ -67,6 +67,7 @@ class Former:
         client: Its client.
         digests: What its settled items count as, by index.
         local: What was done to them, where anything was.
+        opening: Index of the first item of the user.
         counted: Digests of all items that count.
         links: The chain that they make.
     """
@@ -75,6 +76,7 @@ class Former:
     client: Client
     digests: dict[int, bytes] = field(default_factory=dict)
     local: dict[int, Local] = field(default_factory=dict)
+    opening: int = -1
     counted: list[bytes] = field(default_factory=list)
     links: list[bytes] = field(default_factory=list)
 

@@ -211,13 +211,13 @@ class _Request:
                 ]
                 digest = digest_item(item, texts)
             digests.append(digest)
-        former = self.former or Former(self.document, self.client)
-        links = former.chain(digests, self.document.api.value.encode())
+        findings, seed = self.findings, self.document.api.value.encode()
+        links = (self.former or Former(self.document, self.client)).chain(digests, seed)
         users = accumulate([item.role == "user" for item in self._counted])
         answered = any(item.role == "assistant" for item in self._counted)
         chain = Chain(tuple(links), tuple(users), answered)
         self.memory.recent.keep(
-            Former(self.document, self.client, known, self.findings.local, digests, links), self.former
+            Former(self.document, self.client, known, findings.local, findings.opening, digests, links), self.former
         )
         items = self.document.items
         same = next((carrier.same for carrier in self.findings.carriers if carrier.same), "")
@@ -245,7 +245,7 @@ class _Request:
     def _count(self, plan: Plan, appends: Sequence[Op]) -> None:
         for rule, path, n in (*plan.done, *self.findings.done):
             self._hit(rule, path, n)
-        for local in self.findings.local.values():
+        for _, local in sorted(self.findings.local.items(), key=itemgetter(0)):
             self.hits += local.hits
         for op in self.ops:
             # A frozen value that has not changed is no deed of its rule.
