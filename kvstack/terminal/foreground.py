@@ -143,7 +143,8 @@ class _LineWriter:
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
             if line.is_data:
-                with contextlib.suppress(OSError, ValueError):  # the reader left: the stack goes on without it
+                # The reader left, or the disk is full: the stack goes on without it.
+                with contextlib.suppress(OSError, ValueError, KvstackError):
                     output.write(line.text)
             else:
                 output.say(line.text)

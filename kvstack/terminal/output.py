@@ -11,6 +11,7 @@ Its `data` is null where there is nothing to show.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -23,7 +24,10 @@ from kvstack.errors import ExitCode, KvstackError
 from kvstack.terminal.figures import one_line
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from collections.abc import Iterator
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 __all__ = [
     "RESULT_VERSION",
@@ -34,11 +38,14 @@ __all__ = [
     "envelope",
     "error_text",
     "fail",
+    "failed",
+    "give_up",
     "is_plain",
     "say",
     "say_error",
     "set_debug",
     "unexpected",
+    "unwritten",
     "write",
 ]
 
@@ -46,6 +53,7 @@ RESULT_VERSION = 1
 """Of the envelope; counted up when a field changes its meaning or goes away."""
 
 _debug = False
+_failed: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +123,85 @@ def console(stream: TextIO, width: int | None = None) -> Console:
 
 def write(text: str) -> None:
     """
-    Data for stdout: *text* and a line end.
+    Data for stdout: *text*, made safe for a terminal, and a line end.
+
+    Raises:
+        BrokenPipeError: The reader left.
+        KvstackError: It cannot be written.
     """
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(_safe(text) + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        failed(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise unwritten(error) from None
 
 
 def say(text: str) -> None:
     """
-    Talk for stderr: *text* and a line end.  A stderr that is gone is no reason to stop.
+    Talk for stderr: *text*, made safe for a terminal, and a line end.  A stderr that is gone is no reason to stop.
     """
     try:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(_safe(text) + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        pass
+        failed(sys.stderr)
+
+
+def failed(stream: TextIO) -> None:
+    """
+    Note that *stream* has text that it cannot write.
+    """
+    with contextlib.suppress(OSError, ValueError):  # closed, or none of the system's
+        _failed.add(stream.fileno())
+
+
+def give_up() -> None:
+    """
+    Let what could not be written go nowhere, now that the process ends.
+
+    Python would try once more, complain, and leave with an exit code of its own.
+    """
+    for descriptor in _failed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    _failed.clear()
+
+
+def unwritten(error: OSError) -> KvstackError:
+    """
+    The error of a stdout that takes no more.
+    """
+    return KvstackError(
+        "The output could not be written",
+        f"stdout: {error.strerror or error}",
+        "Let stdout go where there is room for it.",
+    )
+
+
+def _safe(text: str) -> str:
+    # Here too, and not only where a text is put together: names, paths and errors come from outside in every verb.
+    return "\n".join(one_line(line) for line in text.split("\n"))
+
+
+def _draw(draw: Callable[[Console], RenderableType]) -> None:
+    from rich.segment import Segment  # noqa: PLC0415 - see console()
+
+    class Safe:
+        """Colours are added when the segments are written: what is in their text comes from outside."""
+
+        def __rich_console__(self, screen: Console, options: ConsoleOptions) -> Iterator[Segment]:
+            for part in screen.render(draw(screen), options):
+                yield part if part.control else Segment(_safe(part.text), part.style)
+
+    try:
+        console(sys.stdout).print(Safe(), soft_wrap=True)
+    except OSError as error:
+        failed(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise unwritten(error) from None
 
 
 def envelope(command: str, data: Mapping[str, Any] | None, exit_code: int, error: KvstackError | None) -> str:
@@ -179,7 +251,10 @@ def say_error(error: KvstackError) -> None:
     shown = Text(text)
     shown.highlight_regex(r"(?m)^error:.*", "bold red")
     shown.highlight_regex(r"(?m)^next:", "bold green")
-    console(sys.stderr).print(shown, soft_wrap=True)
+    try:
+        console(sys.stderr).print(shown, soft_wrap=True)
+    except (OSError, ValueError):
+        failed(sys.stderr)
 
 
 def deliver(command: str, as_json: bool, action: Callable[[], Result]) -> NoReturn:
@@ -208,8 +283,7 @@ def deliver(command: str, as_json: bool, action: Callable[[], Result]) -> NoRetu
             if result.text:
                 write(result.text)
         else:
-            out = console(sys.stdout)
-            out.print(result.text(out), soft_wrap=True)
+            _draw(result.text)
         if result.error is not None:
             say_error(result.error)
     raise typer.Exit(int(result.exit_code))
@@ -223,7 +297,7 @@ def fail(command: str, as_json: bool, error: KvstackError, cause: BaseException 
         The exit code to leave with.
     """
     if _debug:
-        traceback.print_exception(cause or error, file=sys.stderr)
+        say("".join(traceback.format_exception(cause or error)).rstrip())
     if as_json:
         write(envelope(command, None, error.exit_code, error))
     else:

@@ -57,8 +57,19 @@ def _dry_run(config: str, overrides: Sequence[str] | None) -> int:
         output.say(f"nothing is started: {parsed.name} attaches to {parsed.upstream_url}")
         return 0
     command = plan.command.display
-    output.write(subprocess.list2cmdline(command) if sys.platform == "win32" else shlex.join(command))
+    output.write(subprocess.list2cmdline(command) if sys.platform == "win32" else " ".join(map(_quoted, command)))
     return 0
+
+
+def _quoted(word: str) -> str:
+    """A word of a command for a shell; what a terminal would act on stands in it as an escape that shells know."""
+    if word.isprintable():
+        return shlex.quote(word)
+    spelled = "".join(
+        char if char.isprintable() and char not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
+        for char in word
+    )
+    return f"$'{spelled}'"
 
 
 def _start(config: str, overrides: Sequence[str] | None, detach: bool, wait: bool, no_dashboard: bool) -> int:
