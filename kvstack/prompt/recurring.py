@@ -17,8 +17,9 @@ from kvstack.prompt.splice import Edit
 
 __all__ = ["Former", "Hit", "Local", "RecentRequests", "link_up"]
 
-# A request is kept as text and as values, which take about as much again with their containers.
+# A request is kept as text and as values; beside the texts each item has its containers, digest and edits.
 _BYTES_PER_TEXT_BYTE = 3
+_BYTES_PER_ITEM = 1600
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,12 @@ class Former:
     opening: int = -1
     counted: list[bytes] = field(default_factory=list)
     links: list[bytes] = field(default_factory=list)
+
+    def cost_bytes(self) -> int:
+        """
+        Estimate the memory that this takes.
+        """
+        return _BYTES_PER_TEXT_BYTE * sys.getsizeof(self.document.text) + _BYTES_PER_ITEM * len(self.document.items)
 
     def settled(self, document: Document) -> tuple[dict[int, bytes], dict[int, Local]]:
         """
@@ -151,7 +158,7 @@ class RecentRequests:
         self._formers.insert(0, former)
         room = self._max_bytes
         for number, kept in enumerate(self._formers):
-            room -= _BYTES_PER_TEXT_BYTE * sys.getsizeof(kept.document.text)
+            room -= kept.cost_bytes()
             if room < 0 or number >= self._max_requests:
                 del self._formers[number:]
                 return

@@ -80,3 +80,6 @@ def test_kept_requests_are_bounded(rules: RuleSet) -> None:
     apply_rules(say("s", "a" * 20_000_000).encode(), CHAT, rules, memory)
     apply_rules(say("s", "b" * 20_000_000).encode(), CHAT, rules, memory)
     assert kept(memory, rules) == [2]
+    apply_rules(say("s", *"c" * 40_000).encode(), CHAT, rules, memory)
+    apply_rules(say("s", *"d" * 40_000).encode(), CHAT, rules, memory)
+    assert kept(memory, rules) == [40_001]
