@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from kvstack.errors import KvstackError, NotReady, NotRunning, UsageError
 from kvstack.process.identity import ProcessIdentity, is_alive
@@ -22,6 +23,8 @@ from kvstack.rundir import RunDir, RunFile, names, names_with_log
 __all__ = ["Answer", "act", "alive", "fetch", "fetch_status", "find", "find_dir", "stack_name"]
 
 STATUS_TIMEOUT_S = 5.0
+_HOST = re.compile(r"[^\s\x00-\x1f\x7f]+")
+_TOKEN = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,8 @@ def fetch(run: RunFile, path: str) -> Answer:
         NotRunning: It ended meanwhile.
     """
     token = {"Authorization": f"Bearer {run.token}"}
+    # A person typed a part of it.
+    path = quote(path, safe="/?=&", errors="surrogateescape")
     return _answer(run, path, *_talk(run, "GET", f"/kvstack/{path}", STATUS_TIMEOUT_S, token))
 
 
@@ -177,11 +182,10 @@ def _answer(run: RunFile, path: str, status: int, body: bytes) -> Answer:
 def _talk(
     run: RunFile, method: str, path: str, timeout_s: float, headers: dict[str, str] | None = None
 ) -> tuple[int, bytes]:
-    url = urlsplit(run.proxy_url)
-    host = url.hostname or "127.0.0.1"
-    if host in {"0.0.0.0", "::"}:  # an address to listen on is none to connect to
-        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    connection = http.client.HTTPConnection(host, url.port or 80, timeout=timeout_s)
+    host, port = _address(run)
+    if not _TOKEN.fullmatch(run.token):  # which is a secret: it is not shown
+        raise _broken(run, "its token is none that can be sent")
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request(method, path, headers=headers or {})
         response = connection.getresponse()
@@ -198,6 +202,30 @@ def _talk(
         ) from None
     finally:
         connection.close()
+
+
+def _address(run: RunFile) -> tuple[str, int]:
+    try:
+        url = urlsplit(run.proxy_url)
+        host, port = url.hostname or "", url.port or 80
+        host.encode("idna")
+    except ValueError as error:  # a port that is none, half an IPv6 address, a name that cannot be looked up
+        raise _broken(run, f"proxy_url {run.proxy_url!r}: {error}") from None
+    if url.scheme != "http" or not _HOST.fullmatch(host):
+        raise _broken(run, f"proxy_url {run.proxy_url!r} is no http:// address")
+    if host in {"0.0.0.0", "::"}:  # an address to listen on is none to connect to
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return host, port
+
+
+def _broken(run: RunFile, why: str) -> NotReady:
+    # Not ready and no other kind: `kvstack down` then ends it by its pid.
+    return NotReady(
+        f"The run file of the stack {run.name!r} is broken",
+        f"{RunDir(run.name).path / 'run.json'}: {why}",
+        f"Stop the stack with `kvstack down {run.name}`, which ends pid {run.pid}, and start it again: "
+        f"`kvstack up {run.config_path}`.",
+    )
 
 
 def _json_object(body: bytes) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,18 @@ from kvstack.rundir import RunDir, RunFile
 from kvstack.terminal import client
 from kvstack.terminal.cli import main
 
+_BROKEN_URLS = (
+    "http://127.0.0.1:99999",
+    "http://127.0.0.1:x",
+    "ftp://[::1",
+    "ftp://127.0.0.1:9",
+    "http://:9",
+    "http://a..b:9",
+    "http://a b:9",
+    "http://\x00:9",
+    "http://\ud800:9",
+    "",
+)
 CONFIG = '[server]\nurl = "http://127.0.0.1:9"\n[proxy]\nport = 18\n'
 
 
@@ -161,6 +174,38 @@ def test_a_stack_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr().err
     assert said.startswith("error: The stack 'box' does not answer\n")
     assert "kvstack logs box" in said
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *({"proxy_url": url} for url in _BROKEN_URLS),
+        *({"token": token} for token in ("a\r\nX: y", "a\n", "20 \N{EURO SIGN}", "\ud800", "")),
+    ],
+)
+def test_a_broken_run_file_is_named(broken: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An address or a token that cannot be used is the file's fault: it is named, and what to do."""
+    good = write_run_file("box")
+    RunDir("box").write(
+        replace(good, proxy_url=broken.get("proxy_url", good.proxy_url), token=broken.get("token", good.token))
+    )
+    for verb in ("status", "warmup", "explain"):
+        assert run(verb) == 3
+        said = capsys.readouterr().err
+        assert said.startswith("error: The run file of the stack 'box' is broken\n")
+        assert str(RunDir("box").path / "run.json") in said
+        assert "kvstack down box" in said
+        assert "\nnext:  " in said
+        if "token" in broken:
+            assert repr(broken["token"])[1:-1] not in said or not broken["token"]
+
+
+@pytest.mark.parametrize("request_name", ["a b", "\N{EURO SIGN}", "1\r\nX: y", "../status", "?", "\udce4"])
+def test_what_a_person_asks_for_is_sent_as_a_path(request_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A request that cannot be is asked for as it was typed, not taken for a stack that is away by its spelling."""
+    write_run_file("box")
+    assert run("explain", request_name) == 3  # nothing listens there
+    assert "refused" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
