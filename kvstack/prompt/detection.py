@@ -4,15 +4,18 @@ Which client sent a request, and whether it is part of the main conversation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from kvstack.core.rulespec import DetectSpec
 from kvstack.prompt.dialects import Document
-from kvstack.prompt.head import match_first
+from kvstack.prompt.head import Head, match_first
 from kvstack.prompt.ruleset import Client, RuleSet, Side
 from kvstack.prompt.tooling import tool_names
 
 __all__ = ["detect_client", "side_label"]
+
+_NOTHING_READ: Mapping[int, Head] = MappingProxyType({})
 
 
 def detect_client(document: Document, rules: RuleSet, headers: Sequence[tuple[str, str]]) -> Client:
@@ -47,7 +50,9 @@ class _Facts:
         return all(any(literal in text for text in self._system) for literal in sign.system)
 
 
-def side_label(document: Document, client: Client, carriers: Collection[int] = ()) -> str | None:
+def side_label(
+    document: Document, client: Client, carriers: Collection[int] = (), heads: Mapping[int, Head] = _NOTHING_READ
+) -> str | None:
     """
     Tell what kind of side request this is; None for the main conversation.
 
@@ -55,11 +60,12 @@ def side_label(document: Document, client: Client, carriers: Collection[int] = (
         document: The request.
         client: Its client.
         carriers: Indices of items that are no turns of the user.
+        heads: Heads of items, by index, where they were read already.
     """
     if not client.sides:
         return None
     has_tools = bool(document.top.get("tools"))
-    texts = _Texts(document, client, carriers)
+    texts = _Texts(document, client, carriers, heads)
     for side in client.sides:
         spec = side.spec
         if spec.tools is not None and spec.tools != has_tools:
@@ -76,10 +82,13 @@ class _Texts:
     The texts that give side requests away, each read once and only if needed.
     """
 
-    def __init__(self, document: Document, client: Client, carriers: Collection[int]) -> None:
+    def __init__(
+        self, document: Document, client: Client, carriers: Collection[int], heads: Mapping[int, Head]
+    ) -> None:
         self._document = document
         self._client = client
         self._carriers = carriers
+        self._heads = heads
         self._known: dict[bool, tuple[list[str], str, int] | None] = {}
 
     def show(self, side: Side) -> bool:
@@ -110,7 +119,7 @@ class _Texts:
         for index in range(len(items) - 1, -1, -1) if last else range(len(items)):
             item = items[index]
             if item.role == "user" and index not in self._carriers and item.texts:
-                head = self._client.head.read(item.texts)
+                head = self._heads.get(index) or self._client.head.read(item.texts)
                 texts = [text.value for text in item.texts]
                 return (texts, head.blocks[-1].text.value, head.blocks[-1].end) if head.blocks else (texts, texts[0], 0)
         return None

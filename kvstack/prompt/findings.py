@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvstack.prompt.editing import Op
+from kvstack.prompt.head import Head
 from kvstack.prompt.recurring import Local
 from kvstack.prompt.ruleset import Rule
 from kvstack.prompt.splice import JsonPath
@@ -53,6 +54,7 @@ class Findings:
         message_ids: `message_id` keys removed.
         digests: What settled items count as when conversations are compared, by index.
         local: What was done to settled items, where anything was.
+        heads: What was read at the head of the first and the newest item of the user, by index, unless it was settled.
         opening: Index of the first item of the user, for which there are rules of its own; -1 if there is none.
     """
 
@@ -63,4 +65,5 @@ class Findings:
     message_ids: int = 0
     digests: dict[int, bytes] = field(default_factory=dict)
     local: dict[int, Local] = field(default_factory=dict)
+    heads: dict[int, Head] = field(default_factory=dict)
     opening: int = -1

@@ -121,9 +121,8 @@ class _Finder:
         heads = self.client.heads(self._dialect)
         tails = self._rules("user tail")
         items, digests = self.document.items, self.findings.digests
-        opening = next(
-            (n for n, item in enumerate(items) if item.role == "user" and n not in self._carriers and item.texts), -1
-        )
+        turns = [n for n, item in enumerate(items) if item.role == "user" and n not in self._carriers and item.texts]
+        opening, newest = (turns[0], turns[-1]) if turns else (-1, -1)
         if opening != self.findings.opening:
             # What came of them depends on which one is the first.
             self._unsettle(opening)
@@ -141,6 +140,8 @@ class _Finder:
             contextual = index == opening and bool(first)
             marks = self._marks()
             head = self.client.head.read(item.texts)
+            if index in (opening, newest):
+                self.findings.heads[index] = head
             if contextual:
                 self._first_user(item, head, first)
             for block in head.blocks:

@@ -126,27 +126,22 @@ class Pattern:
 
     Attributes:
         source: As it was written.
+        head: The literal with which every match begins; empty if the pattern begins with a token.
     """
 
     source: str
     elements: tuple[_Literal | _Token, ...]
     target_from: int | None
     target_to: int | None
-
-    @property
-    def head(self) -> str:
-        """
-        The literal with which every match begins; empty if the pattern begins with a token.
-        """
-        first = self.elements[0]
-        if isinstance(first, _Literal):
-            return first.lines[0] if first.lines[0] else "\n"
-        return "```json" if first.name == "json-fence" else ""
+    head: str
 
     def match(self, text: str, pos: int) -> Found | None:
         """
         Match exactly at *pos*.
         """
+        # Most attempts end here.  A line end may be CRLF: that takes a closer look.
+        if self.head != "\n" and not text.startswith(self.head, pos):
+            return None
         return self.match_on(text, pos, {})
 
     def search(self, text: str, begin: int, end: int, *, anywhere: bool) -> Iterator[Found]:
@@ -340,7 +335,14 @@ def compile_pattern(source: str) -> Pattern:
             continue
         if element.name == "text" or (element.name == "line" and following.reader is None):
             raise PatternError(f"{{{element.name}}} needs a literal behind it, not {{{following.name}}}")
-    return Pattern(source, tuple(elements), *(marks or (None, None)))
+    target_from, target_to = marks or (None, None)
+    return Pattern(source, tuple(elements), target_from, target_to, _head(elements[0]))
+
+
+def _head(first: _Literal | _Token) -> str:
+    if isinstance(first, _Literal):
+        return first.lines[0] if first.lines[0] else "\n"
+    return "```json" if first.name == "json-fence" else ""
 
 
 def _token(name: str) -> _Token:

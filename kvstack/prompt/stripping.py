@@ -173,7 +173,7 @@ class _Request:
             msg_ids_removed=ids,
             items_modified=len(touched) + len(plan.dropped) + sum(map(len, plan.inserted.values())),
             stream=document.top.get("stream") is True,
-            side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}),
+            side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}, findings.heads),
             warnings=self._warnings(),
             edits=tuple(edits),
         )
