@@ -172,7 +172,8 @@ def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
     if task is not None:
         yield from _choice(row, task, slots)
         if task.rejected is not None:
-            yield f"It refused the prompt: {task.rejected}."
+            # (the client got the same words, and they stand above)
+            yield "It refused the prompt." if task.rejected == row.error else f"It refused the prompt: {task.rejected}."
         if task.chunk_tokens:
             yield f"It moved {_tokens(task.chunk_tokens)} of the old prompt to their new place (--cache-reuse)."
         if task.reprocessed:

@@ -31,6 +31,7 @@ from kvstack.core.events import (
     WarmupStarted,
 )
 from kvstack.core.figures import compose, ttft_ms
+from kvstack.core.holders import taken_by, warm_tokens
 from kvstack.core.join import Join, begin_warmup, claim_warmup, end_warmup, fold, measured, settle, task_of
 from kvstack.core.lifecycle import State
 from kvstack.core.picture import Snapshot, add_notice
@@ -232,18 +233,7 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
 def _forwarded(row: RequestRow, snapshot: Snapshot) -> RequestRow:
     if row.is_over:
         return row
-    return replace(row, phase="forwarded", run=snapshot.join.run, warm_tokens=_warm_tokens(snapshot))
-
-
-def _warm_tokens(snapshot: Snapshot) -> int | None:
-    """
-    What is warm now: the warm-up's prefix, as long as it, or a conversation that began with it, has a slot.
-    """
-    if snapshot.join.facts == 0 or snapshot.warmup.warm_tokens is None:
-        return snapshot.warmup.warm_tokens  # (without a log nobody knows who has which slot)
-    warmed = {row.conversation for row in snapshot.requests if row.verdict == "WARM"}
-    is_there = any(slot.is_warmup or (slot.request and slot.conversation in warmed) for slot in snapshot.slots)
-    return snapshot.warmup.warm_tokens if is_there else 0
+    return replace(row, phase="forwarded", run=snapshot.join.run, warm_tokens=warm_tokens(snapshot))
 
 
 def _ended(row: RequestRow, event: RequestEnded) -> RequestRow:
@@ -342,7 +332,7 @@ def _composed(snapshot: Snapshot, row: RequestRow) -> RequestRow:
         row,
         task,
         before,
-        slot_taken_by=_taken_by(snapshot, row, before),
+        slot_taken_by=taken_by(snapshot, row, before),
         boundary_tokens=snapshot.warmup.boundary_tokens,
         log_is_read=join.facts > 0,
     )
@@ -379,34 +369,6 @@ def _has_log(snapshot: Snapshot) -> bool:
 
 def _has_figures(answer: AnswerSeen | None) -> bool:
     return answer is not None and answer.evaluated_tokens is not None
-
-
-def _taken_by(snapshot: Snapshot, row: RequestRow, before: RequestRow | None) -> str | None:
-    """
-    Who used the slot of the conversation's former request after it.
-    """
-    if before is None or before.slot is None:
-        return None
-    after = [
-        task
-        for task in snapshot.join.tasks
-        if task.slot == before.slot and task.task != row.task and not task.is_child and _came_after(task.task, before)
-    ]
-    if not after:
-        return None
-    task = after[0]
-    if task.is_warmup:
-        return "the warm-up"
-    other = snapshot.row(task.owner) if task.owner is not None else None
-    if other is None:
-        return "a request past the proxy"
-    if other.conversation == row.conversation and other.side == row.side:
-        return None
-    return f"request {other.id} ({other.side or other.client or other.path})"
-
-
-def _came_after(task: int, before: RequestRow) -> bool:
-    return before.task is not None and task > before.task
 
 
 # --- the log -------------------------------------------------------------------------------------------------------

@@ -116,14 +116,15 @@ def state_sentence(snapshot: Snapshot, now_s: float) -> str:
     What a stack that is not ready does, and for how long.
     """
     since = "" if snapshot.state_since_s is None else f" for {duration(now_s - snapshot.state_since_s)}"
+    so_far = f" ({since.removeprefix(' for ')} so far)" if since else ""
     reason = one_line(snapshot.reason)
     server = snapshot.server
     match snapshot.state:
         case State.STARTING | State.LOADING if server.is_attached:
             # Whose fault it is that nothing goes on: not a load's, where nobody listens.
-            return f"{attached_words(snapshot)}: waiting{since}"
+            return f"{attached_words(snapshot)}{so_far}"
         case State.BACKOFF if server.is_attached:
-            return f"{attached_words(snapshot)}: waiting until it is back{since}"
+            return f"{attached_words(snapshot)}: waiting until it is back{so_far}"
         case State.STARTING:
             return f"starting llama-server{since}"
         case State.LOADING:

@@ -123,9 +123,9 @@ def test_the_headline_agrees_with_the_rows(
 @pytest.mark.parametrize(
     ("state", "reason", "words"),
     [
-        (State.STARTING, "attach", "http://10.0.0.5:8080: looking for the server: waiting for 1 m 40 s"),
-        (State.LOADING, "nothing answers", "http://10.0.0.5:8080: nothing answers: waiting for 1 m 40 s"),
-        (State.BACKOFF, "it is gone", "http://10.0.0.5:8080: it is gone: waiting until it is back for 1 m 40 s"),
+        (State.STARTING, "attach", "http://10.0.0.5:8080: looking for the server (1 m 40 s so far)"),
+        (State.LOADING, "nothing answers", "http://10.0.0.5:8080: nothing answers (1 m 40 s so far)"),
+        (State.BACKOFF, "it is gone", "http://10.0.0.5:8080: it is gone: waiting until it is back (1 m 40 s so far)"),
     ],
 )
 def test_an_attached_server_is_waited_for_by_its_address(state: State, reason: str, words: str) -> None:
