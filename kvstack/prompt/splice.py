@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 __all__ = [
+    "MAX_ELEMENTS",
     "Array",
     "Edit",
     "Known",
@@ -50,6 +51,10 @@ class Number(str):
 
 _scan = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number).scan_once  # type: ignore[attr-defined]
 _SPACE = " \t\n\r"
+
+
+MAX_ELEMENTS = 200_000
+"""Messages of one request: more is nobody's conversation, and would keep all others waiting."""
 
 
 class Edit(NamedTuple):
@@ -188,7 +193,7 @@ def walk_array(text: str, pos: int, known: Known | None = None) -> Array:
         known: Elements that need not be read.
 
     Raises:
-        NotJson: There is no complete array.
+        NotJson: There is no complete array, or it has more than `MAX_ELEMENTS`.
     """
     values: list[Any] = []
     starts: list[int] = []
@@ -211,6 +216,8 @@ def walk_array(text: str, pos: int, known: Known | None = None) -> Array:
                 starts.append(pos)
                 ends.append(end)
                 pos = end
+            if len(values) > MAX_ELEMENTS:
+                raise NotJson("more elements than any context holds")
             while pos < length and text[pos] in _SPACE:
                 pos += 1
             mark = text[pos : pos + 1]

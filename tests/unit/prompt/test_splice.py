@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.dialects import Api, read_document
-from kvstack.prompt.rules import RuleSet, apply_rules
-from kvstack.prompt.splice import Edit, NotJson, apply_edits, raw_offsets, removal, walk_object
+from kvstack.prompt.rules import RuleSet, RuleSettings, apply_rules, compile_rules
+from kvstack.prompt.splice import MAX_ELEMENTS, Edit, NotJson, apply_edits, raw_offsets, removal, walk_object
 
 
 def test_raw_offsets_walk_escapes() -> None:
@@ -98,3 +99,12 @@ def test_the_same_text_elsewhere_in_another_spelling_is_not_touched(
     before = (body % tuple(literals)).encode()
     literals[touched] = literals[touched].replace("[Wed 2026-02-18 20:48 UTC] ", "")
     assert apply_rules(before, path, rules).body == (body % tuple(literals)).encode()
+
+
+def test_a_request_of_endless_messages_is_passed_by() -> None:
+    """Nobody's conversation has that many; it goes out untouched instead of keeping the proxy for minutes."""
+    rules = compile_rules([], RuleSettings())
+    body = b'{"messages":[' + b"{}," * MAX_ELEMENTS + b'{"role":"user","content":"x"}]}'
+    stripped = apply_rules(body, "/v1/chat/completions", rules, ConversationMemory())
+    assert stripped.body is body
+    assert (stripped.items, stripped.conversation) == (0, None)
