@@ -13,24 +13,19 @@ import contextlib
 import os
 import socket
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable
-from dataclasses import replace
-from pathlib import Path
-from typing import Literal, TypeVar
+from collections.abc import Awaitable, Callable, Hashable
+from typing import TypeVar
 
 import kvstack
 from kvstack.bus import Bus, Subscription
 from kvstack.core.events import LogFactSeen, LogLineSeen, Notice, ServerDescribed, WarmupEnded, WarmupStarted
 from kvstack.core.lifecycle import State
-from kvstack.core.logfacts import LogFact
 from kvstack.core.snapshot import ServerView, Snapshot
-from kvstack.errors import AlreadyRunning, KvstackError, NotReady, PortTaken, StartFailed
-from kvstack.llama.doctor import Finding, Severity, diagnose
-from kvstack.llama.doctor.facts import ServerProps
+from kvstack.errors import KvstackError, NotReady
 from kvstack.llama.log import LogReader
 from kvstack.plan import Plan
-from kvstack.process.identity import ProcessIdentity, holds_port, identify, is_alive, port_owners, sweep
+from kvstack.ports import take_port
+from kvstack.process.identity import ProcessIdentity, identify, sweep
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
 from kvstack.process.watch import IDLE, slots_mark
 from kvstack.prompt.conversation import ConversationMemory
@@ -39,14 +34,14 @@ from kvstack.prompt.rules import Stripped, apply_rules
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
-from kvstack.proxy.serve import ProxyServer, bind
-from kvstack.rundir import RawLog, RunDir, RunFile, names, new_token
-from kvstack.upstream import PROBE_TIMEOUT_S, Health, Props, Upstream, UpstreamError
+from kvstack.proxy.serve import ProxyServer
+from kvstack.rundir import RawLog, RunDir, RunFile, new_token
+from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
+from kvstack.verifying import Verifier
 from kvstack.warming import Warmer
 
 __all__ = ["Stack"]
 
-START_FACTS_KEPT = 5000
 CLOSE_S = 5.0
 
 _Result = TypeVar("_Result")
@@ -80,9 +75,7 @@ class Stack:
             history=History(config.proxy.keep_bodies),
         )
         self._readers: dict[int, LogReader] = {}
-        self._start_facts: deque[LogFact] = deque(maxlen=START_FACTS_KEPT)
-        self._reported: set[str] = set()
-        self._props = Props()
+        self._verifier = Verifier(plan, self._upstream, self.bus.publish)
         self._memory = ConversationMemory()
         self._warming = asyncio.Lock()
         self._warmer = Warmer(
@@ -166,7 +159,7 @@ class Stack:
             server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s)
             for text in self._plan.notices:
                 self.bus.publish(Notice(time.time(), "warning", text))
-            self._report(self._plan.findings)
+            self._verifier.report(self._plan.findings)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.run())
                 try:
@@ -207,25 +200,8 @@ class Stack:
     def _bind(self) -> socket.socket:
         config = self._plan.config
         if not config.attached:
-            self._take(config.server.host, config.server.port, "server").close()
-        return self._take(config.proxy.host, config.proxy.port, "proxy")
-
-    def _take(self, host: str, port: int, section: str) -> socket.socket:
-        try:
-            return bind(host, port, section)
-        except PortTaken:
-            owners = port_owners(port) or set()
-            for name in names():
-                run = RunDir(name).read()
-                if run is None or not owners & {run.pid, run.server_pid}:
-                    continue
-                if is_alive(ProcessIdentity(run.pid, run.started_s)):
-                    raise AlreadyRunning(
-                        f"The {section}'s port {port} is held by the stack {name!r}",
-                        f"pid {run.pid}, {run.proxy_url}, {run.config_path}",
-                        f"End it with `kvstack down {name}`, or choose another port: `--set {section}.port=...`.",
-                    ) from None
-            raise
+            take_port(config.server.host, config.server.port, "server").close()
+        return take_port(config.proxy.host, config.proxy.port, "proxy")
 
     def _write_run_file(self) -> None:
         me = identify(os.getpid())
@@ -274,7 +250,7 @@ class Stack:
             publish=self.bus.publish,
             output=self._output,
             health=self._upstream.health,
-            verify=self._verify,
+            verify=self._verifier.verify,
             warm=self._warm,
             release_upstream=self._release_upstream,
             spawned=self._spawned,
@@ -306,7 +282,7 @@ class Stack:
         reader = self._readers.get(run)
         if reader is None:
             self._readers = {run: LogReader()}
-            self._start_facts.clear()
+            self._verifier.start_facts.clear()
             reader = self._readers[run]
         batch = reader.feed(data)
         now = time.time()
@@ -315,67 +291,7 @@ class Stack:
         for fact in batch.facts:
             self.bus.publish(LogFactSeen(now, run, fact))
             if self._supervisor.state is not State.READY:
-                self._start_facts.append(fact)
-
-    async def _verify(self, pid: int) -> None:
-        config = self._plan.config
-        ours = pid != 0  # 0: attached
-        if ours and await asyncio.to_thread(holds_port, pid, config.server.port) is False:
-            owners = sorted(await asyncio.to_thread(port_owners, config.server.port) or ())
-            raise PortTaken(
-                f"Another program answers on port {config.server.port}",
-                f"held by pid {', '.join(map(str, owners)) or 'unknown'}; our llama-server is pid {pid}",
-                "End it, or choose another port: `--set server.port=...`.",
-            )
-        try:
-            props = await self._upstream.props()
-        except UpstreamError as error:
-            if ours:
-                raise StartFailed(
-                    "The llama-server is healthy but tells nothing of itself",
-                    f"{config.upstream_url}/props: {error}",
-                    "Set server.api_key if it asks for one.",
-                ) from None
-            self.bus.publish(Notice(time.time(), "warning", f"{config.upstream_url}/props: {error}"))
-            props = Props()
-        self._props = props
-        if ours and self._plan.model_path is not None and props.model is not None:
-            wanted, served = self._plan.model_path, Path(props.model)
-            if wanted.name != served.name:
-                raise PortTaken(
-                    f"Another llama-server answers on port {config.server.port}",
-                    f"it serves {served}, not {wanted}",
-                    "End it, or choose another port: `--set server.port=...`.",
-                )
-        self.bus.publish(
-            ServerDescribed(
-                time.time(),
-                url=config.upstream_url,
-                build=props.build,
-                model=Path(props.model).name if props.model else None,
-                ctx_per_slot=props.ctx_per_slot,
-                slots=props.slots,
-                device=config.server.device if not config.attached else None,
-            )
-        )
-        self._examine(props)
-
-    def _examine(self, props: Props) -> None:
-        """Let the doctor look at the server that runs now."""
-        facts = replace(
-            self._plan.facts,
-            props=ServerProps(props.ctx_per_slot, props.slots, props.chat_template, model_path=props.model),
-            log=tuple(self._start_facts),
-        )
-        self._report(finding for finding in diagnose(facts) if finding.severity is not Severity.NOTE)
-
-    def _report(self, findings: Iterable[Finding]) -> None:
-        for finding in findings:
-            if finding.code not in self._reported:
-                self._reported.add(finding.code)
-                level: Literal["warning", "error"] = "error" if finding.severity is Severity.ERROR else "warning"
-                text = f"{finding.what} ({finding.evidence}). {finding.remedy}"
-                self.bus.publish(Notice(time.time(), level, text))
+                self._verifier.start_facts.append(fact)
 
     async def _warm(self) -> None:
         if not self._plan.config.warmup.enabled:  # not by itself; whoever asks for it gets it
@@ -399,11 +315,11 @@ class Stack:
         return await self._supervisor.wait_ready(timeout_s)
 
     def _strip(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
-        return apply_rules(body, path, self._plan.rules, self._memory, headers, self._props.chat_template)
+        return apply_rules(body, path, self._plan.rules, self._memory, headers, self._verifier.props.chat_template)
 
     def _strip_alone(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
         """The same rules without the memory: a warm-up is no conversation."""
-        return apply_rules(body, path, self._plan.rules, None, headers, self._props.chat_template)
+        return apply_rules(body, path, self._plan.rules, None, headers, self._verifier.props.chat_template)
 
 
 async def _first_of(wanted: Awaitable[_Result], other: asyncio.Task[None]) -> None:
