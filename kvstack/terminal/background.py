@@ -1,5 +1,8 @@
 """
 `kvstack up -d`: the same command again, in a session of its own, with its output in the stack's directory.
+
+Two may try it with one name at the same moment.  What the background process of each says goes to a file of its own.
+Only the one whose process has become the stack makes that file `up.log`; the other tells why its process ended.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvstack.errors import AlreadyRunning, ChildLost, KvstackError, NotReady, NotRunning, StartFailed
+from kvstack.process.identity import descendants, identify
 from kvstack.rundir import RunDir, RunFile
 from kvstack.terminal import client, figures, output
 
@@ -51,45 +55,140 @@ def start_background(
             f"pid {former.pid}, {former.proxy_url}, {former.config_path}",
             f"See it with `kvstack status {name}`, end it with `kvstack down {name}`.",
         )
-    output_path = directory.path / "up.log"
+    with _Said(directory) as said:
+        process = _spawn(config_path, overrides, said.file)
+        try:
+            ended = _follow(directory, process, said, wait=wait, attached_url=attached_url)
+        except KeyboardInterrupt:
+            process.returncode = 0
+            said.keep()
+            output.say(f"\n{name} goes on in the background; `kvstack down {name}` stops it")
+            raise
+        if ended:
+            return _ended(name, config_path, process.returncode, said)
+        process.returncode = 0  # it goes on without us, and that is meant
+        return 0
+
+
+class _Said:
+    """
+    What the background process says, after what those before it said, in a file for the owner alone.
+
+    Attributes:
+        path: Where it is now.
+        is_kept: Whether it stays; if not, it is gone when this is left.
+    """
+
+    def __init__(self, directory: RunDir) -> None:
+        self._directory = directory.path
+        self.path = self._directory / f"up.{os.getpid()}.log"
+        self.is_kept = False
+        self._open = contextlib.ExitStack()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._sweep()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | getattr(os, "O_BINARY", 0)
+            self.file = os.fdopen(os.open(self.path, flags, 0o600), "ab")
+            self._open.enter_context(self.file)
+            self.file.write(self._former())
+            # On a disk that is full this fails, and is told here: the process could tell nobody.
+            self.file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} kvstack up -d\n".encode())
+            self.file.flush()
+            self._reader = self._open.enter_context(self.path.open("rb"))
+            self._reader.seek(0, os.SEEK_END)
+        except OSError as error:
+            self._close()
+            raise KvstackError(
+                "The state directory cannot be used",
+                f"{self._directory}: {error.strerror or error}",
+                "Make it writable and free some space there, or set KVSTACK_STATE_DIR to another directory.",
+            ) from None
+
+    def __enter__(self) -> _Said:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def keep(self) -> None:
+        """The process has become the stack: this is the stack's `up.log` now."""
+        if self.is_kept:
+            return
+        self.is_kept = True
+        final = self._directory / "up.log"
+        with contextlib.suppress(OSError):  # Windows renames no open file: there it keeps its name
+            self.path.replace(final)
+            self.path = final
+
+    def text(self) -> str:
+        """What was said since the last look."""
+        data = self._reader.read()
+        return "\n".join(figures.one_line(line) for line in data.decode("utf-8", "replace").splitlines())
+
+    def _former(self) -> bytes:
+        path = self._directory / "up.log"
+        try:
+            return path.read_bytes() if path.stat().st_size <= OUTPUT_BYTES else b""
+        except OSError:
+            return b""
+
+    def _sweep(self) -> None:
+        """Remove what a front that was killed has left behind."""
+        for path in self._directory.glob("up.*.log"):
+            number = path.name.split(".")[1]
+            if number.isdecimal() and identify(int(number)) is None:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written is tried again
+            self._open.close()
+        if self.is_kept:
+            return
+        # All of it was shown; and where no stack of this name has ever run, its directory goes too.
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+            self._directory.rmdir()
+
+
+def _follow(
+    directory: RunDir, process: subprocess.Popen[bytes], said: _Said, *, wait: bool, attached_url: str | None
+) -> bool:
+    """
+    Wait until the process has become the stack, or with *wait* until that is ready.
+
+    Returns:
+        Whether the process ended before.
+    """
+    name = directory.name
     begun = time.monotonic()
-    with _open_output(output_path) as file:
-        offset = file.tell()
-        process = _spawn(config_path, overrides, file)
     run = None
     while run is None:
         if process.poll() is not None:
-            return _ended(directory, process.returncode, output_path, offset)
+            return True
         time.sleep(POLL_S)
-        run = _living(directory)
+        run = _own(directory, process.pid)
+    said.keep()
     if not wait:
-        process.returncode = 0  # it goes on without us, and that is meant
         output.say(f"{name} starts in the background: {run.proxy_url} (pid {run.pid})")
         output.say(f"  kvstack status {name} | kvstack logs -f {name} | kvstack down {name}")
-        return 0
-    try:
-        return _wait_ready(directory, run, process, begun, output_path, offset, attached_url)
-    except KeyboardInterrupt:
-        process.returncode = 0
-        output.say(f"\n{name} goes on in the background; `kvstack down {name}` stops it")
-        raise
-
-
-def _open_output(path: Path) -> BinaryIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if path.exists() and path.stat().st_size > OUTPUT_BYTES:
-            path.unlink()
-        # For the owner alone, also if it is there already: it may hold what users wrote.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
-        path.chmod(0o600)
-        return os.fdopen(descriptor, "ab")
-    except OSError as error:
-        raise KvstackError(
-            "The state directory cannot be used",
-            f"{path}: {error.strerror or error}",
-            "Make it writable, or set KVSTACK_STATE_DIR to a directory that is.",
-        ) from None
+        return False
+    told = ""
+    while process.poll() is None:
+        try:
+            status = client.fetch_status(run)
+        except (NotReady, NotRunning):
+            status = {}
+        text = _what_happens(status, attached_url)
+        if text and text != told:
+            told = text
+            output.say(f"{name}: {text}")
+        if status.get("state") == "ready":
+            took = figures.duration(time.monotonic() - begun)
+            output.say(f"{name} is ready after {took}: {run.proxy_url} (pid {run.pid})")
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def _spawn(config_path: Path, overrides: Sequence[str], file: BinaryIO) -> subprocess.Popen[bytes]:
@@ -103,40 +202,13 @@ def _spawn(config_path: Path, overrides: Sequence[str], file: BinaryIO) -> subpr
     )
 
 
-def _living(directory: RunDir) -> RunFile | None:
-    # Its pid is not compared with the one that was spawned: on Windows a launcher stands between them.
+def _own(directory: RunDir, pid: int) -> RunFile | None:
+    """The run file, if the process that was started with this pid wrote it and lives."""
     run = directory.read()
-    return run if run is not None and client.alive(run) else None
-
-
-def _wait_ready(
-    directory: RunDir,
-    run: RunFile,
-    process: subprocess.Popen[bytes],
-    begun: float,
-    output_path: Path,
-    offset: int,
-    attached_url: str | None,
-) -> int:
-    name = directory.name
-    told = ""
-    while True:
-        if process.poll() is not None:
-            return _ended(directory, process.returncode, output_path, offset)
-        try:
-            status = client.fetch_status(run)
-        except (NotReady, NotRunning):
-            status = {}
-        text = _what_happens(status, attached_url)
-        if text and text != told:
-            told = text
-            output.say(f"{name}: {text}")
-        if status.get("state") == "ready":
-            process.returncode = 0
-            took = figures.duration(time.monotonic() - begun)
-            output.say(f"{name} is ready after {took}: {run.proxy_url} (pid {run.pid})")
-            return 0
-        time.sleep(POLL_S)
+    if run is None or not client.alive(run):
+        return None
+    # A launcher may stand between the two, as in a virtual environment on Windows.
+    return run if run.pid == pid or run.pid in {one.pid for one in descendants(pid)} else None
 
 
 def _what_happens(status: Mapping[str, Any], attached_url: str | None) -> str:
@@ -147,30 +219,23 @@ def _what_happens(status: Mapping[str, Any], attached_url: str | None) -> str:
     return figures.one_line(f"{state}: {reason}" if reason and state != "ready" else state)
 
 
-def _ended(directory: RunDir, code: int, output_path: Path, offset: int) -> int:
+def _ended(name: str, config_path: Path, code: int, said: _Said) -> int:
     """What the background process said, for it is what it would have said here; its exit code is ours."""
-    name = directory.name
-    said = _read(output_path, offset)
+    text = said.text()
+    more = f"See {said.path}." if said.is_kept else f"See what it says in front: `kvstack up {config_path}`."
+    if code > 0 and text.strip():
+        output.say(text.rstrip())
+        return code
     if code > 0:
-        if {path.name for path in directory.path.iterdir()} == {output_path.name}:
-            # No stack of this name has ever begun to run: what was said is shown here, and nothing is left behind.
-            with contextlib.suppress(OSError):
-                output_path.unlink()
-                directory.path.rmdir()
-        output.say(said.rstrip())
+        error = KvstackError(
+            f"The stack {name!r} ended while it started, and could not say why",
+            f"exit status {code}; nothing could be written to {said.path.parent}, or nothing was said",
+            f"See that there is space, and what it says in front: `kvstack up {config_path}`.",
+        )
+        output.say_error(error)
         return code
     if code < 0:
         raise StartFailed(
-            f"The stack {name!r} was killed while it started", f"signal {-code}\n{said[-2000:]}", f"See {output_path}."
+            f"The stack {name!r} was killed while it started", f"signal {-code}\n{text[-2000:]}".rstrip(), more
         )
-    raise ChildLost(f"The stack {name!r} was stopped while it started", said[-2000:], f"See {output_path}.")
-
-
-def _read(path: Path, offset: int) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read()
-    except OSError:
-        return ""
-    return "\n".join(figures.one_line(line) for line in data.decode("utf-8", "replace").splitlines())
+    raise ChildLost(f"The stack {name!r} was stopped while it started", text[-2000:], more)

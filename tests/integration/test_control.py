@@ -57,7 +57,7 @@ async def test_an_unknown_control_route_is_ours_to_refuse() -> None:
 
 async def test_the_rules_are_those_of_the_running_stack() -> None:
     """With the switches it was started with, and how often each acted."""
-    block = "```json\n{\n  \"schema\": \"openclaw.inbound_meta.v1\",\n  \"message_id\": \"1\"\n}\n```\n"
+    block = '```json\n{\n  "schema": "openclaw.inbound_meta.v1",\n  "message_id": "1"\n}\n```\n'
     body = chat(block, 0)
     async with run_stub(answer(ANSWER)) as stub, proxy(stub, strip=openclaw_strip) as running:
         await exchange(running.port, http("POST", CHAT, body))
