@@ -91,6 +91,11 @@ class PseudoTerminal:
             time.sleep(0.3)
         return code
 
+    def join(self) -> None:
+        """Wait until all has been read."""
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
     def _read(self) -> None:
         while True:
             if self._paused.is_set():
@@ -141,4 +146,6 @@ def run_in_terminal(
                 process.kill()
                 process.wait(10)
         os.close(slave)
+        # With the last slave gone the reader ends; before that its descriptor must not become another terminal's.
+        terminal.join()
         os.close(master)
