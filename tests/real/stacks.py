@@ -104,12 +104,12 @@ class RunningStack:
         raise AssertionError(f"not {state} after {timeout_s} s: {last}")
 
     def wait_for_requests(self, count: int, timeout_s: float = 10.0) -> list[dict[str, Any]]:
-        """Wait until so many requests have a verdict; the log may lag behind the answers."""
+        """Wait until so many requests are settled: the log, which has figures too, may lag behind the answers."""
         deadline = time.monotonic() + timeout_s
         rows: list[dict[str, Any]] = []
         while time.monotonic() < deadline:
             rows = [row for row in self.status()["requests"] if row["verdict"] is not None]
-            if len(rows) >= count and all(row["lcp_similarity_ratio"] is not None for row in rows[1:]):
+            if len(rows) >= count and all(row["settled"] for row in rows):
                 break
             time.sleep(0.05)
         return rows
