@@ -138,10 +138,12 @@ def _apply_override(raw: dict[str, Any], override: str, lines: dict[str, int]) -
         table = inner
     table[keys[-1]] = parsed
     lines.pop(path, None)
-    if path in {f"server.{key}" for key in _SOURCES}:  # another source replaces the file's one
-        for other in _SOURCES:
-            if path != f"server.{other}":
-                table.pop(other, None)
+    for section, alternatives in (("server", _SOURCES), ("warmup", _PROMPTS)):
+        # Of these only one may be set: the one that is given here takes the place of the file's.
+        if path in {f"{section}.{key}" for key in alternatives}:
+            for other in alternatives:
+                if path != f"{section}.{other}":
+                    table.pop(other, None)
     return None
 
 

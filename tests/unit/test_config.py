@@ -207,6 +207,12 @@ def test_an_override_of_the_model_replaces_another_source() -> None:
     assert (config.server.model, config.server.package) == (Path("/tmp/m.gguf"), None)
 
 
+def test_an_override_of_the_warm_up_replaces_another_source() -> None:
+    """`--set warmup.request_file=...` on the demo's config must not collide with its system prompt."""
+    config = parse('[server]\nmodel = "m"\n[warmup]\nsystem_prompt = "S"\n', "warmup.request_file=/tmp/r.json")
+    assert (config.warmup.request_file, config.warmup.system_prompt) == (Path("/tmp/r.json"), None)
+
+
 @pytest.mark.parametrize("override", ["server.ctx_size", "=1", "server..x=1", "server.model.x=1"])
 def test_a_malformed_override_is_a_problem(override: str) -> None:
     """It is named as it was written, since it has no line."""
