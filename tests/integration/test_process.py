@@ -117,7 +117,7 @@ async def test_memory_is_sampled(
 
 
 async def test_ready_is_health_only(free_port: int, tmp_path: Path) -> None:
-    """A 200 from /v1/models is no readiness; loading that goes on is no stall, however long it takes."""
+    """FR-46, FR-47: a 200 from /v1/models is no readiness; loading that goes on is no stall, however long it takes."""
     rig = Rig(fake_argv(free_port, "load_s=2"), free_port, tmp_path, stall_timeout_s=0.8)
     async with rig.running():
         began_s = time.monotonic()
@@ -127,7 +127,7 @@ async def test_ready_is_health_only(free_port: int, tmp_path: Path) -> None:
 
 
 async def test_silence_is_a_stall(free_port: int, tmp_path: Path) -> None:
-    """A server that spins without a word is given up with a description of its silence."""
+    """FR-46, FR-50: a server that spins without a word is given up with a description of its silence."""
     rig = Rig(fake_argv(free_port, "silent"), free_port, tmp_path, stall_timeout_s=1.5)
     async with rig.running() as task:
         with pytest.raises(StartFailed) as caught:
@@ -202,7 +202,7 @@ async def test_hung_server(
 
 
 async def test_healthy_but_hung(free_port: int, tmp_path: Path) -> None:
-    """A server whose /health is fine while its slots say nothing any more is told of, and stopped all the same."""
+    """FR-48: a server whose /health is fine while its slots stand still is told of, and stopped all the same."""
     rig = Rig(fake_argv(free_port, "deaf"), free_port, tmp_path, hang_timeout_s=1.0, watch_slots=True)
     async with rig.running() as task:
         assert await rig.supervisor.wait_ready(15)

@@ -73,7 +73,7 @@ async def test_stop_with_a_request_in_flight(
 
 @pytest.mark.parametrize(("fault", "least_s", "most_s"), [("term_twice", 0.5, 2.0), ("ignore_term", 2.5, 6.0)])
 async def test_stop_of_the_unwilling(free_port: int, tmp_path: Path, fault: str, least_s: float, most_s: float) -> None:
-    """Who does not follow the first SIGTERM gets a second one, and then is killed."""
+    """FR-48: who does not follow the first SIGTERM gets a second one, and then is killed."""
     rig = Rig(fake_argv(free_port, fault), free_port, tmp_path, stop_timeout_s=0.5)
     async with rig.running() as task:
         assert await rig.supervisor.wait_ready(15)
@@ -129,7 +129,7 @@ async def test_grandchild_in_another_session(free_port: int, tmp_path: Path, end
 async def test_wrapper_script(
     llama_server: Path, model_path: dict[str, Path], free_port: int, tmp_path: Path, how: str
 ) -> None:
-    """A wrapper script that becomes the server, has it as a child, or puts it into another session: nothing is left."""
+    """FR-49: a wrapper that becomes the server, has it as a child, or puts it into another session: nothing is left."""
     argv = real_argv(llama_server, model_path["dense"], free_port)
     start = {"exec": 'exec "$@"', "child": '"$@"; exit $?', "session": 'setsid "$@" & wait'}[how]
     script = tmp_path / "wrapper"

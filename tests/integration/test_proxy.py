@@ -13,7 +13,17 @@ import pytest
 
 from kvstack.core.events import AnswerSeen, FirstByteSent, Notice, RequestEnded, RequestReceived
 from kvstack.prompt.rules import Stripped
-from tests.integration.proxy_rig import BODY, CHAT, answer, closed_port, exchange, http, plain_strip, proxy
+from tests.integration.proxy_rig import (
+    BODY,
+    CHAT,
+    answer,
+    closed_port,
+    exchange,
+    http,
+    openclaw_strip,
+    plain_strip,
+    proxy,
+)
 from tests.integration.stub_upstream import Received, run_stub
 
 
@@ -26,6 +36,20 @@ async def test_an_unmatched_body_reaches_the_upstream_byte_for_byte() -> None:
     (received,) = stub.received
     assert received.body == body
     assert received.request_line == f"POST {CHAT}?a=%2F&b HTTP/1.1"
+
+
+@pytest.mark.parametrize("more", ["", ', "id_slot": 2'])
+async def test_ids_of_tool_calls_and_slots_are_the_clients_affair(more: str) -> None:
+    """FR-27, FR-44: no id is rewritten, and no slot is chosen for a request that chose none."""
+    call = '{"id": "1697377797897", "type": "function", "function": {"name": "f", "arguments": "{}"}}'
+    body = (
+        '{"messages": [{"role": "user", "content": "[Wed 2026-02-18 20:48 UTC] hi"}, '
+        f'{{"role": "assistant", "content": null, "tool_calls": [{call}]}}, '
+        f'{{"role": "tool", "tool_call_id": "1697377797897", "content": "1"}}]{more}}}'
+    )
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=openclaw_strip) as running:
+        await exchange(running.port, http("POST", CHAT, body.encode()))
+    assert stub.received[0].body.decode() == body.replace("[Wed 2026-02-18 20:48 UTC] ", "")
 
 
 async def test_headers_are_kept_except_those_of_the_hop() -> None:

@@ -159,7 +159,7 @@ def test_usage_is_no_fact() -> None:
 
 @pytest.mark.parametrize("oom", [True, None])
 def test_out_of_memory(oom: bool | None) -> None:
-    """The kernel's word makes it certain; without it, a SIGKILL while a prompt is saved makes it likely."""
+    """FR-30: the kernel's word makes it certain; without it, a SIGKILL while a prompt is saved makes it likely."""
     lines = (
         "1.00.000.000 I srv  get_availabl: updating prompt cache",
         "1.00.000.001 I srv   prompt_save:  - saving prompt with length 28960, total state size = 3462.850 MiB",

@@ -132,7 +132,7 @@ def test_severe_findings_come_first() -> None:
 
 @BUILDS
 def test_split_context_in_the_plan(build: str) -> None:
-    """Four slots that do not share give a quarter of the context."""
+    """FR-31: four slots that do not share give a quarter of the context."""
     found = finding(case("parallel = 4\nkv_unified = false", build=build), "ctx-per-slot")
     assert "32,768 tokens" in found.what
     assert found.severity is Severity.ERROR
@@ -257,7 +257,7 @@ def test_conversation_too_large_for_the_host_cache(build: str) -> None:
     ids=["linux 0.5", "linux 64", "linux 96", "windows 64", "windows 32", "windows 96"],
 )
 def test_host_cache_against_the_memory(machine: Machine, largest_safe_mib: int) -> None:
-    """The reference table's largest safe value passes, twice what is left is an error, and the remedy passes too."""
+    """FR-30: the reference table's largest safe value passes, far more is an error, and the remedy passes too."""
     devices = "Available devices:\n  Vulkan0: AMD Radeon(TM) 8060S (114000 MiB, 108600 MiB free)\n"
     safe = case(f"no_mmap = true\ncache_ram_mib = {largest_safe_mib}", machine=machine, devices=devices)
     assert "cache-ram" not in codes(safe)
@@ -313,7 +313,7 @@ def test_memory_of_checkpoints() -> None:
 
 
 def test_buffer_limit_without_flash_attention() -> None:
-    """Without flash attention the score buffer of a long context exceeds the driver's limit."""
+    """FR-51: without flash attention the score buffer of a long context exceeds the driver's limit."""
     found = finding(case('flash_attn = "off"\nubatch_size = 1024'), "buffer-limit")
     assert "8.0 GiB" in found.what
     assert "buffer-limit" not in codes(case('flash_attn = "on"\nubatch_size = 1024'))
@@ -328,7 +328,7 @@ def test_windows_ceiling() -> None:
 
 
 def test_mapped_model() -> None:
-    """A large model is mapped where the build maps by default, or where it is asked to."""
+    """FR-51: a large model is mapped where the build maps by default, or where it is asked to."""
     assert "mmap" in codes(case(build="b10068"))
     assert "mmap" not in codes(case(build="b11434"))
     assert "mmap" in codes(case("no_mmap = false", build="b11434"))
@@ -366,7 +366,7 @@ def test_missing_device(build: str) -> None:
 
 
 def test_software_renderer() -> None:
-    """A software renderer is found in the list of devices and in the log."""
+    """FR-52: a software renderer is found in the list of devices and in the log."""
     assert finding(case('device = "Vulkan0"', devices=LLVMPIPE), "device-software").severity is Severity.ERROR
     assert "device-software" not in codes(case('device = "none"', devices=LLVMPIPE))
     log = (
@@ -407,7 +407,7 @@ def test_several_gpus_and_none_named() -> None:
     ids=["all", "none", "none, build for the CPU", "some", "kv"],
 )
 def test_work_on_the_gpu(log: str, code: str | None) -> None:
-    """`offloaded 49/49` alone proves nothing: device, layers and KV buffer together do."""
+    """FR-52: `offloaded 49/49` alone proves nothing: device, layers and KV buffer together do."""
     assert codes(case(REFERENCE, log=log)) == ({code} if code else set())
 
 
@@ -603,7 +603,7 @@ FAILURE_LINES = [
     ("line", "code"), FAILURE_LINES, ids=[f"{code}-{n}" for n, (_, code) in enumerate(FAILURE_LINES)]
 )
 def test_failure_messages(line: str, code: str) -> None:
-    """Each known failure message is explained, with the line as evidence."""
+    """FR-51, FR-52: each known failure message is explained, with the line as evidence."""
     facts = replace(case(REFERENCE), lines=("0.00.000.001 I something else", line))
     assert codes(facts) == {code}
     assert finding(facts, code).evidence == line.strip()[:240]

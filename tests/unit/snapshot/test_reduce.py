@@ -242,7 +242,7 @@ def test_descriptions_add_up() -> None:
 
 
 def test_what_the_log_tells_of_the_server() -> None:
-    """Device, offload, buffers, slots, threshold, RAM cache and warnings come from the log."""
+    """FR-32: device, offload, buffers, slots, threshold, RAM cache and warnings come from the log."""
     story = Story()
     for line in (
         "0.00.318.187 I llama_prepare_model_devices: using device Vulkan0 (Radeon 8060S) (00:c5:0) - 2048 MiB free",
