@@ -142,3 +142,16 @@ def test_a_full_disk_loses_log_bytes_and_nothing_else(tmp_path: Path) -> None:
     log.write(b"lost")
     assert log.lost_bytes == 4
     log.close()
+
+
+def test_a_log_directory_that_cannot_be_made_loses_log_bytes_and_nothing_else(tmp_path: Path) -> None:
+    """Rights that were taken away, a file in the way: the pump goes on, and the log again as soon as it can."""
+    (tmp_path / "box").write_text("in the way")
+    log = RawLog(tmp_path / "box" / "server.log")
+    log.write(b"lost")
+    assert log.lost_bytes == 4
+    (tmp_path / "box").unlink()
+    log.write(b"kept")
+    log.close()
+    assert log.lost_bytes == 4
+    assert (tmp_path / "box" / "server.log").read_bytes() == b"kept"
