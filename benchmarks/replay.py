@@ -46,11 +46,14 @@ class Replayed:
     Attributes:
         first: Tokens evaluated for the first request.
         evaluated: Tokens evaluated for all later ones.
+        grown: Tokens by which the prompts grew from the first request to the last one: what a conversation that only
+            extends its prompts has to evaluate.
         refused: Requests that the server did not accept.
     """
 
     first: int
     evaluated: int
+    grown: int
     refused: int
 
 
@@ -113,15 +116,16 @@ def shortened(body: bytes) -> bytes:
     return json.dumps(value).encode()
 
 
-def evaluated_tokens(answer: Any) -> int:
-    """Read from an answer how many tokens of the prompt were evaluated."""
+def prompt_tokens(answer: Any) -> tuple[int, int]:
+    """Read from an answer how many tokens its prompt has, and how many of them the server evaluated."""
     if "timings" in answer:
-        return int(answer["timings"]["prompt_n"])
+        timings = answer["timings"]
+        return int(timings["cache_n"]) + int(timings["prompt_n"]), int(timings["prompt_n"])
     usage = answer["usage"]
     if "cache_read_input_tokens" in usage:
-        return int(usage["input_tokens"])
+        return int(usage["input_tokens"]) + int(usage["cache_read_input_tokens"]), int(usage["input_tokens"])
     cached = (usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
-    return int(usage["input_tokens"]) - int(cached)
+    return int(usage["input_tokens"]), int(usage["input_tokens"]) - int(cached)
 
 
 def replay(binary: Path, model: Path, requests: Sequence[Request], rules: RuleSet | None) -> Replayed:
@@ -135,7 +139,7 @@ def replay(binary: Path, model: Path, requests: Sequence[Request], rules: RuleSe
         rules: What is applied to it; None to send it raw.
     """
     memory = ConversationMemory()
-    counts: list[int] = []
+    counts: list[tuple[int, int]] = []
     refused = 0
     with serving(binary, model) as port:
         for request in requests:
@@ -144,10 +148,12 @@ def replay(binary: Path, model: Path, requests: Sequence[Request], rules: RuleSe
                 body = apply_rules(body, request.path, rules, memory, request.headers).body
             status, answer = ask(port, "POST", request.path, shortened(body))
             if status == 200:
-                counts.append(evaluated_tokens(answer))
+                counts.append(prompt_tokens(answer))
             else:
                 refused += 1
-    return Replayed(counts[0] if counts else 0, sum(counts[1:]), refused)
+    if not counts:
+        return Replayed(0, 0, 0, refused)
+    return Replayed(counts[0][1], sum(new for _, new in counts[1:]), counts[-1][0] - counts[0][0], refused)
 
 
 def captured(folder: Path) -> dict[str, tuple[Request, ...]]:

@@ -20,6 +20,10 @@ from tests.golden.rules.corpus import load
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+# The hybrid model evaluates the last four tokens of an earlier prompt and the answer of one token again.
+MARGIN_TOKENS = 8
+
+
 @pytest.fixture(scope="module")
 def server() -> Path:
     """One real llama-server, the newest that there is."""
@@ -46,11 +50,12 @@ def both(server: Path, models: dict[str, Path], name: str, rules: RuleSet, kind:
 @pytest.mark.parametrize(
     ("name", "times"),
     [
+        ("openclaw-2026.2.17-1", 100),
         ("openclaw-2026.2.17-2", 100),
         ("openclaw-2026.2.17-responses-1", 100),
         ("openclaw-2026.9.6-1", 2.4),
         ("openclaw-2026.9.6-responses-1", 2.4),
-        ("pi-0.73.1-2", 9),
+        ("pi-0.73.1-2", 12),
     ],
 )
 def test_hybrid_evaluates_what_is_new(server: Path, model_path: dict[str, Path], name: str, times: float) -> None:
@@ -58,6 +63,7 @@ def test_hybrid_evaluates_what_is_new(server: Path, model_path: dict[str, Path],
     raw, ruled = both(server, model_path, name, compiled(), "hybrid")
     assert (raw.refused, ruled.refused) == (0, 0)
     assert raw.evaluated >= times * ruled.evaluated
+    assert ruled.evaluated <= ruled.grown + MARGIN_TOKENS * len(load(name))
 
 
 @pytest.mark.parametrize("name", ["openclaw-2026.7.1-3", "openclaw-2026.9.6-responses-3"])
@@ -71,6 +77,7 @@ def test_carriers_cost_themselves_once(server: Path, model_path: dict[str, Path]
     raw, placed = both(server, model_path, name, compiled(), "hybrid")
     bare = replay(server, model_path["hybrid"], load(name), compiled(RulePatch(name="openclaw.carrier", action="drop")))
     assert placed.evaluated < raw.evaluated
+    assert placed.evaluated <= placed.grown + MARGIN_TOKENS * len(load(name))
     assert raw.evaluated >= (12 if "7.1" in name else 5) * bare.evaluated
 
 
@@ -89,4 +96,4 @@ def test_claude_code_restart_evaluates_only_its_new_text(server: Path, model_pat
         pytest.skip("this server refuses the tools of Claude Code")
     raw = replay(server, model_path["hybrid"], requests, None)
     assert raw.evaluated > 30_000
-    assert ruled.evaluated < 1_300
+    assert ruled.evaluated <= ruled.grown + MARGIN_TOKENS * len(requests)

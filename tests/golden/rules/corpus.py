@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-WORDS = "anchor barrel candle dagger engine fabric garden hammer island jacket kettle ladder magnet needle".split()
+# What long prompts of agents are made of: words, names of things, flags, paths.
+WORDS = (
+    "anchor barrel candle garden the of when use `engine_id` `hammerList` `jacketType` --kettle-max --no-ladder "
+    "src/magnet.ts docs/needle.md ~/.island/fabric.json DAGGER_HOME (optional) (2-4) e.g. 1. **Never**"
+).split()
 _FILLER = re.compile(r"%([0-9a-f]{6}):(\d+)%")
 
 

@@ -62,9 +62,13 @@ def test_common_prefix(rules: RuleSet, name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_no_conversation_gets_worse(rules: RuleSet, name: str) -> None:
-    """What must be evaluated again never grows, except by text that the rules keep in place on purpose."""
-    for raw, ruled in pairs(run(name, rules)):
+    """A conversation keeps at least the share that it kept before, and no request has more to be evaluated again."""
+    found = pairs(run(name, rules))
+    for raw, ruled in found:
         assert ruled.current - ruled.shared <= raw.current - raw.shared
+    raw_shared, raw_previous = sum(raw.shared for raw, _ in found), sum(raw.previous for raw, _ in found)
+    shared, previous = sum(ruled.shared for _, ruled in found), sum(ruled.previous for _, ruled in found)
+    assert shared * raw_previous >= raw_shared * previous
 
 
 @pytest.mark.parametrize("case", EXPECTED["edits"])
