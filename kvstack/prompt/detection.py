@@ -11,7 +11,6 @@ from kvstack.core.rulespec import DetectSpec
 from kvstack.prompt.dialects import Document
 from kvstack.prompt.head import Head, match_first
 from kvstack.prompt.ruleset import Client, RuleSet, Side
-from kvstack.prompt.tooling import tool_names
 
 __all__ = ["detect_client", "side_label"]
 
@@ -35,18 +34,14 @@ class _Facts:
         self._document = document
         self._headers = {name.lower(): value for name, value in headers}
         self._system = [text.value for item in document.items if item.leading for text in item.texts]
-        self._tools: frozenset[str] | None = None
 
     def show(self, sign: DetectSpec) -> bool:
         if sign.header is not None:
             value = self._headers.get(sign.header.lower())
             if value is None or not value.startswith(sign.starts):
                 return False
-        if sign.tools:
-            if self._tools is None:
-                self._tools = tool_names(self._document.top.get("tools"))
-            if not self._tools.issuperset(sign.tools):
-                return False
+        if sign.tools and not self._document.tool_names.issuperset(sign.tools):
+            return False
         return all(any(literal in text for text in self._system) for literal in sign.system)
 
 
@@ -70,7 +65,7 @@ def side_label(
         spec = side.spec
         if spec.tools is not None and spec.tools != has_tools:
             continue
-        if spec.lacks and not tool_names(document.top.get("tools")).isdisjoint(spec.lacks):
+        if spec.lacks and not document.tool_names.isdisjoint(spec.lacks):
             continue
         if not side.patterns or texts.show(side):
             return spec.label

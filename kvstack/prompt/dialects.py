@@ -19,11 +19,11 @@ from kvstack.prompt.splice import (
     Array,
     JsonPath,
     NotJson,
-    read_value,
     skip_space,
     walk_array,
     walk_object,
 )
+from kvstack.prompt.tooling import tool_names
 
 __all__ = [
     "Api",
@@ -81,6 +81,9 @@ _PATHS = {
     "/tokenize": Api.COMPLETION,
 }
 
+# Conversations of one client have the same tools: the newest few requests tell.
+_TOOLS_COMPARED = 4
+
 _ITEM_ROLES: dict[str, Role] = {
     "function_call": "assistant",
     "custom_tool_call": "assistant",
@@ -125,6 +128,7 @@ class Document:
         count: Number of messages or input items.
         split: False if a raw prompt could not be split into turns.
         overlap: What it has in common with a former one.
+        tool_names: The names of its tools.
     """
 
     text: str
@@ -135,7 +139,8 @@ class Document:
     count: int = 0
     split: bool = True
     overlap: Overlap = NOTHING_KNOWN
-    _starts: dict[str, int] = field(default_factory=dict)
+    tool_names: frozenset[str] = frozenset()
+    _spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     _places: dict[JsonPath, dict[str | int, tuple[int, int]]] = field(default_factory=dict)
 
     @property
@@ -171,6 +176,12 @@ class Document:
         """
         return self._place(path)
 
+    def span(self, key: str) -> tuple[int, int]:
+        """
+        Find a top-level value, as `locate` does; an empty span if there is none.
+        """
+        return self._spans.get(key, (0, 0))
+
     def _place(self, path: JsonPath) -> tuple[int, int]:
         """
         Find a value, keeping every place on the way: of many values in one array each is found in one step.
@@ -184,7 +195,7 @@ class Document:
             self._places[holder] = places = self._inside(holder, step)
         if not holder and step not in places:
             assert isinstance(step, str)
-            places[step] = (self._starts[step], read_value(self.text, self._starts[step])[1])
+            places[step] = self._spans[step]
         return places[step]
 
     def _inside(self, holder: JsonPath, step: str | int) -> dict[str | int, tuple[int, int]]:
@@ -216,10 +227,13 @@ def read_document(
     if not text.startswith("{", start):
         raise NotJson("a body is an object")
     finder = OverlapFinder(text, [(former.text, former.array) for former in formers]) if formers else None
-    members, top, end = walk_object(text, start, deep=(dialect.items,) if dialect.items else (), known=finder)
+    tools = _KnownTools(text, formers)
+    deep = (dialect.items,) if dialect.items else ()
+    members, top, end = walk_object(text, start, deep=deep, known=finder, known_value=tools)
     if skip_space(text, end) != len(text):
         raise NotJson("text behind the body")
-    document = Document(text, api, [], top, _starts={member.key: member.start for member in members})
+    spans = {member.key: (member.start, member.end) for member in members}
+    document = Document(text, api, [], top, tool_names=tools.names(top.get("tools")), _spans=spans)
     if dialect.items is None:
         _read_prompt(document, dialect, markers)
         return document
@@ -240,6 +254,41 @@ def read_document(
         _read_items(document, dialect.items, overlap.runs, known)
         document.overlap = overlap
     return document
+
+
+class _KnownTools:
+    """
+    The tools of former requests: a client sends the same long list with each one, which then is not read again.
+    """
+
+    def __init__(self, text: str, formers: Sequence[Document]) -> None:
+        self._text = text
+        self._formers = formers[:_TOOLS_COMPARED]
+        self._former: Document | None = None
+
+    def __call__(self, key: str, start: int) -> tuple[Any, int] | None:
+        """
+        Return the tools that begin at *start* and the offset behind them, if a former request had the very same.
+        """
+        if key != "tools":
+            return None
+        # A body may have the key twice; the last one counts.
+        self._former = None
+        if not self._text.startswith("[", start):
+            return None
+        for former in self._formers:
+            first, last = former.span("tools")
+            # A bracket closes them: whatever follows, they end there.
+            if first < last and self._text.startswith(former.text[first:last], start):
+                self._former = former
+                return former.top["tools"], start + last - first
+        return None
+
+    def names(self, tools: Any) -> frozenset[str]:
+        """
+        Return the names of the tools.
+        """
+        return self._former.tool_names if self._former is not None else tool_names(tools)
 
 
 def _read_items(document: Document, key: str, runs: Sequence[tuple[int, int]], known: Sequence[Item]) -> None:

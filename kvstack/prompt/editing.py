@@ -123,7 +123,10 @@ def _empties(text: Text, group: Sequence[Op]) -> bool:
 
 def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> list[Edit]:
     offsets = [op.text.base + offset for op in group for offset in (op.start, op.end)]
-    raw = raw_offsets(document.text, document.locate(path)[0], offsets)
+    text = group[0].text
+    raw = raw_offsets(
+        document.text, document.locate(path), len(text.value if text.whole is None else text.whole), offsets
+    )
     return [Edit(raw[2 * n], raw[2 * n + 1], escape(op.new or "")) for n, op in enumerate(group)]
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "Array",
     "Edit",
     "Known",
+    "KnownValue",
     "Member",
     "NotJson",
     "Number",
@@ -51,6 +52,10 @@ class Number(str):
 
 _scan = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number).scan_once  # type: ignore[attr-defined]
 _SPACE = " \t\n\r"
+# A run of more backslashes is read from its beginning.
+_MANY_SLASHES = 64
+# A surrogate pair.
+_LONGEST_ESCAPE = 12
 
 
 MAX_ELEMENTS = 200_000
@@ -98,6 +103,9 @@ class Array(NamedTuple):
 # Tells which elements of an array are known already, by the offset and the index of the next one.
 Known = Callable[[int, int], "Array | None"]
 
+# Tells the value of a key that is known already, and the offset behind it, by the offset where it begins.
+KnownValue = Callable[[str, int], "tuple[Any, int] | None"]
+
 
 class Member(NamedTuple):
     """
@@ -135,7 +143,12 @@ def read_value(text: str, pos: int) -> tuple[Any, int]:
 
 
 def walk_object(
-    text: str, pos: int, *, deep: Iterable[str] = (), known: Known | None = None
+    text: str,
+    pos: int,
+    *,
+    deep: Iterable[str] = (),
+    known: Known | None = None,
+    known_value: KnownValue | None = None,
 ) -> tuple[list[Member], dict[str, Any], int]:
     """
     Walk the object that opens at *pos*; values are skipped at C speed.
@@ -145,6 +158,7 @@ def walk_object(
         pos: Offset of the opening brace.
         deep: Keys whose arrays are read element by element: their value is an `Array`.
         known: Elements of those arrays that need not be read.
+        known_value: Other values that need not be read.
 
     Returns:
         The members in order, the last value of each key, and the offset behind the closing brace.
@@ -169,6 +183,8 @@ def walk_object(
             if key in deep and text.startswith("[", start):
                 values[key] = walked = walk_array(text, start, known)
                 pos = walked.end
+            elif known_value is not None and (found := known_value(key, start)) is not None:
+                values[key], pos = found
             else:
                 values[key], pos = _scan(text, start)
             members.append(Member(key, key_start, start, pos))
@@ -233,21 +249,26 @@ def walk_array(text: str, pos: int, known: Known | None = None) -> Array:
         raise NotJson(str(error)) from None
 
 
-def raw_offsets(text: str, literal_start: int, decoded: Sequence[int]) -> list[int]:
+def raw_offsets(text: str, literal: tuple[int, int], length: int, decoded: Sequence[int]) -> list[int]:
     """
     Map ascending offsets of a decoded string to offsets in the raw text.
 
     Args:
         text: The JSON text.
-        literal_start: Offset of the opening quote.
+        literal: Offsets of the opening quote, and behind the closing one.
+        length: Length of the decoded string.
         decoded: Offsets in the decoded string, ascending.
 
     Returns:
         For each, the offset in *text* of the same character (or of the closing quote).
     """
     result: list[int] = []
-    raw = literal_start + 1
-    seen = 0
+    raw, seen = literal[0] + 1, 0
+    if decoded and 2 * decoded[0] > length:
+        # Nearer to the end: a metadata block stands behind a long text.
+        before = _retreat(text, raw, literal[1] - 1, length - decoded[0])
+        if before is not None:
+            raw, seen = before, decoded[0]
     for target in decoded:
         if target > seen:
             raw = _advance(text, raw, target - seen)
@@ -275,6 +296,29 @@ def _advance(text: str, raw: int, step: int) -> int:
         end = raw + step + total
     # An escape of another length stands in the way: what was counted is wrong, and it takes a closer look.
     return _walk_escapes(text, raw, step) if text.find("\\u", raw, end) >= 0 else end
+
+
+def _retreat(text: str, first: int, end: int, step: int) -> int | None:
+    r"""
+    Go *step* decoded characters back from the raw offset *end*, which no escape spans; None if it takes a closer look.
+
+    Each raw character is one decoded character at most, so the estimate never goes too far.
+    """
+    raw = end
+    while step > 0:
+        raw -= step
+        if raw < first:
+            return None
+        # An odd number of backslashes in front: the last of them opens an escape that goes on here.
+        slashes = raw
+        while slashes > first and text[slashes - 1] == "\\" and raw - slashes <= _MANY_SLASHES:
+            slashes -= 1
+        if raw - slashes > _MANY_SLASHES or text.find("\\u", max(first, raw - _LONGEST_ESCAPE), end) >= 0:
+            return None
+        raw -= (raw - slashes) % 2
+        step -= end - raw - text.count("\\", raw, end) + text.count("\\\\", raw, end)
+        end = raw
+    return raw
 
 
 def _walk_escapes(text: str, raw: int, step: int) -> int:

@@ -274,6 +274,8 @@ class _Request:
         for warning in self.client.warnings:
             if getattr(self.rules.settings, warning.switch) is not True:
                 continue
+            if warning.tool not in self.document.tool_names:
+                continue
             if self.memory is not None and warning.text in self.memory.warned:
                 continue
             tools = self.document.top.get("tools")

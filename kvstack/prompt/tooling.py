@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvstack.prompt.dialects import Text
+from kvstack.prompt.items import Text
 from kvstack.prompt.splice import JsonPath
 
 __all__ = ["tool_names", "tool_texts"]

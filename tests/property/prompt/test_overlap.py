@@ -43,17 +43,40 @@ lists = st.lists(elements, max_size=12).flatmap(
 )
 
 
+tools = st.sampled_from(
+    (
+        '[{"name": "read"}]',
+        '[{"name": "read"}, {"name": "write"}]',
+        '[ {"function": {"name": "read"}}]',
+        "[]",
+        "[1]",
+        '{"name": "read"}',
+        "null",
+        "12",
+    )
+)
+
+
 @many
 @given(
-    made=lists, before=st.lists(st.sampled_from(("", "m", "other model")), min_size=4, max_size=4), dense=st.booleans()
+    made=lists,
+    before=st.lists(st.sampled_from(("", "m", "other model")), min_size=4, max_size=4),
+    offered=st.lists(st.lists(tools, max_size=2), min_size=4, max_size=4),
+    dense=st.booleans(),
 )
-def test_documents_are_the_same(made: list[list[Any]], before: list[str], dense: bool) -> None:
+def test_documents_are_the_same(
+    made: list[list[Any]], before: list[str], offered: list[list[str]], dense: bool
+) -> None:
     """A document that overlaps with former ones is equal to one that is read alone, in values, places and roles."""
     formers: list[Document] = []
-    for model, items in zip(before, made, strict=False):
-        text = json.dumps({"model": model, "messages": items}, separators=(",", ":") if dense else None)
+    for model, items, spelled in zip(before, made, offered, strict=False):
+        body = json.dumps({"model": model, "messages": items}, separators=(",", ":") if dense else None)
+        text = body[:-1] + "".join(f', "tools":{tool}' for tool in spelled) + "}"
         alone, beside = read_document(text, Api.CHAT), read_document(text, Api.CHAT, formers=formers)
         assert beside.array == alone.array
+        assert beside.top == alone.top
+        assert beside.tool_names == alone.tool_names
+        assert beside.span("tools") == alone.span("tools")
         assert [(i.index, i.role, i.leading, i.value) for i in beside.items] == [
             (i.index, i.role, i.leading, i.value) for i in alone.items
         ]

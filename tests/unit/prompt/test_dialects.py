@@ -156,3 +156,15 @@ def test_markers_of_unknown_templates() -> None:
     """A template without known markers has none."""
     assert turn_markers(None) is None
     assert turn_markers("{{ messages }}") is None
+
+
+def test_tools_of_a_former_request_count_only_where_they_stand_last() -> None:
+    """Of two lists of tools the last one counts, also if the first one is known from a former request."""
+    one, two = '[{"name": "read"}]', '[{"name": "write"}]'
+    former = read_document(f'{{"messages": [], "tools": {one}}}', Api.CHAT)
+    document = read_document(f'{{"tools": {one}, "messages": [], "tools": {two}}}', Api.CHAT, formers=[former])
+    assert document.tool_names == {"write"}
+    assert document.top["tools"] == [{"name": "write"}]
+    again = read_document(f'{{"tools": {two}, "messages": [], "tools": {one}}}', Api.CHAT, formers=[former])
+    assert again.tool_names == {"read"}
+    assert again.top["tools"] is former.top["tools"]

@@ -17,7 +17,7 @@ def test_raw_offsets_walk_escapes() -> None:
     """Each decoded offset leads to the raw offset of the same character; a surrogate pair is one character."""
     raw = r'"a\n\u00e9\ud83d\ude00\ud83d\\z"'
     decoded = json.loads(raw)
-    offsets = raw_offsets(raw, 0, range(len(decoded) + 1))
+    offsets = raw_offsets(raw, (0, len(raw)), len(decoded), range(len(decoded) + 1))
     spelled = [raw[a:b] for a, b in pairwise(offsets)]
     assert spelled == ["a", r"\n", r"\u00e9", r"\ud83d\ude00", r"\ud83d", r"\\", "z"]
     assert offsets[-1] == len(raw) - 1
