@@ -19,6 +19,7 @@ from kvstack.prompt.splice import (
     Array,
     JsonPath,
     NotJson,
+    find_member,
     skip_space,
     walk_array,
     walk_object,
@@ -141,7 +142,8 @@ class Document:
     overlap: Overlap = NOTHING_KNOWN
     tool_names: frozenset[str] = frozenset()
     _spans: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _places: dict[JsonPath, dict[str | int, tuple[int, int]]] = field(default_factory=dict)
+    _places: dict[JsonPath, tuple[int, int]] = field(default_factory=dict)
+    _arrays: dict[JsonPath, Array] = field(default_factory=dict)
 
     @property
     def items_key(self) -> str | None:
@@ -173,8 +175,14 @@ class Document:
 
         Args:
             path: Its path from the top of the body.
+
+        Raises:
+            KeyError: There is no such value.
         """
-        return self._place(path)
+        place = self._places.get(path)
+        if place is None:
+            self._places[path] = place = self._find(path)
+        return place
 
     def span(self, key: str) -> tuple[int, int]:
         """
@@ -182,29 +190,17 @@ class Document:
         """
         return self._spans.get(key, (0, 0))
 
-    def _place(self, path: JsonPath) -> tuple[int, int]:
-        """
-        Find a value, keeping every place on the way: of many values in one array each is found in one step.
-        """
-        step = path[-1]
-        holder = path[:-1]
-        if isinstance(step, int) and self.array is not None and holder == (self.items_key,):
-            return self.array.starts[step], self.array.ends[step]
-        places = self._places.get(holder)
-        if places is None:
-            self._places[holder] = places = self._inside(holder, step)
-        if not holder and step not in places:
-            assert isinstance(step, str)
-            places[step] = self._spans[step]
-        return places[step]
-
-    def _inside(self, holder: JsonPath, step: str | int) -> dict[str | int, tuple[int, int]]:
-        if not holder:
-            return {}
-        start, _ = self._place(holder)
+    def _find(self, path: JsonPath) -> tuple[int, int]:
+        holder, step = path[:-1], path[-1]
         if isinstance(step, str):
-            return {member.key: (member.start, member.end) for member in walk_object(self.text, start)[0]}
-        return dict(enumerate(walk_array(self.text, start).spans()))
+            place = find_member(self.text, self.locate(holder)[0], step) if holder else self._spans.get(step)
+            if place is None:
+                raise KeyError(path)
+            return place
+        array = self.array if holder == (self.items_key,) else self._arrays.get(holder)
+        if array is None:
+            self._arrays[holder] = array = walk_array(self.text, self.locate(holder)[0])
+        return array.starts[step], array.ends[step]
 
 
 def read_document(

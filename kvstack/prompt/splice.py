@@ -25,6 +25,7 @@ __all__ = [
     "Number",
     "apply_edits",
     "escape",
+    "find_member",
     "raw_offsets",
     "read_value",
     "removal",
@@ -197,6 +198,32 @@ def walk_object(
             pos = skip_space(text, pos + 1)
     except (StopIteration, ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
+
+
+def find_member(text: str, pos: int, key: str) -> tuple[int, int] | None:
+    """
+    Find the value of a key in the object that opens at *pos*; of equal keys the last one counts.
+
+    Args:
+        text: JSON text that was read before, without an error.
+        pos: Offset of the opening brace.
+        key: The key.
+
+    Returns:
+        The offset of the value, and the one behind it; None if the object does not have the key.
+    """
+    found = None
+    pos = skip_space(text, pos + 1)
+    while text[pos] == '"':
+        name, pos = scanstring(text, pos + 1, True)
+        start = skip_space(text, skip_space(text, pos) + 1)
+        _, pos = _scan(text, start)
+        if name == key:
+            found = (start, pos)
+        pos = skip_space(text, pos)
+        if text[pos] == ",":
+            pos = skip_space(text, pos + 1)
+    return found
 
 
 def walk_array(text: str, pos: int, known: Known | None = None) -> Array:
