@@ -1,0 +1,237 @@
+"""
+From packs to rules: read once, laid over with the user's settings, compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvstack.core.rulespec import PackSpec, RuleSpec, merge_rule, parse_pack_spec
+from kvstack.errors import ConfigError, Problem
+from kvstack.prompt.head import Block, HeadReader
+from kvstack.prompt.pattern import Pattern, PatternError, compile_pattern
+from kvstack.prompt.ruleset import Client, Rule, RuleSet, RuleSettings, SearchTable, Side
+
+__all__ = ["Pack", "compile_rules", "parse_pack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """
+    A rule pack that has been read.
+
+    Attributes:
+        source: Where it came from.
+        spec: What it says.
+    """
+
+    source: str
+    spec: PackSpec
+
+
+def parse_pack(text: str, source: str) -> Pack:
+    """
+    Read a rule pack.
+
+    Args:
+        text: TOML.
+        source: Its file name, for error messages.
+
+    Raises:
+        ConfigError: It cannot be used; holds all problems found.
+    """
+    return Pack(source, parse_pack_spec(text, source))
+
+
+def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -> RuleSet:
+    """
+    Compile packs and settings.
+
+    Raises:
+        ConfigError: A pattern cannot be compiled, a name is used twice, or a user's rule does not fit.
+    """
+    settings = settings or RuleSettings()
+    patches = {patch.name: (index, patch) for index, patch in enumerate(settings.added)}
+    own = _Problems(settings.source)
+    names: set[str] = set()
+    packed: list[tuple[Pack, list[Rule]]] = []
+    for pack in packs:
+        found = _Problems(pack.source)
+        blocks = _named_blocks(pack, found)
+        rules: list[Rule] = []
+        for index, base in enumerate(pack.spec.rule):
+            spec, path, problems = base, f"rule.{index}", found
+            if base.name in patches:
+                number, patch = patches.pop(base.name)
+                path, problems = f"rules.add.{number}", own
+                merged, wrong = merge_rule(base, patch, path)
+                own.found.extend(wrong)
+                if merged is None:
+                    continue
+                spec = merged
+            if spec.name in names:
+                problems.add(f"{path}.name", f"{spec.name!r} is the name of another rule")
+            names.add(spec.name)
+            origin = f"{pack.spec.name} {pack.spec.version}" + (" + config" if problems is own else "")
+            rules += _rule(spec, blocks, pack.spec.client, origin, settings, path, problems)
+        found.raise_any()
+        packed.append((pack, rules))
+    added: list[Rule] = []
+    for index, patch in patches.values():
+        merged, wrong = merge_rule(None, patch, f"rules.add.{index}")
+        own.found.extend(wrong)
+        if merged:
+            names.add(merged.name)
+            added += _rule(merged, {}, None, "config", settings, f"rules.add.{index}", own)
+    for name in sorted(settings.disabled - names):
+        own.add("rules.disable", f"there is no rule {name!r}")
+    own.raise_any()
+    return _assemble(packed, added, settings)
+
+
+def _assemble(packed: Sequence[tuple[Pack, list[Rule]]], added: Sequence[Rule], settings: RuleSettings) -> RuleSet:
+    everything = [*(rule for _, rules in packed for rule in rules), *added]
+    common = [rule for rule in everything if rule.spec.any_client]
+    sides = [_sides(pack) for pack, _ in packed]
+    everywhere = [side for group in sides for side in group if side.spec.any_client]
+    clients = []
+    for (pack, rules), own in zip(packed, sides, strict=True):
+        names = {rule.name for rule in rules}
+        mine = [*rules, *(rule for rule in common if rule.name not in names)]
+        clients.append(_client(pack.spec.client, pack, mine, [*own, *(side for side in everywhere if side not in own)]))
+    by_name = {rule.name: rule for rule in everything}
+    signs = sorted(
+        ((sign, client) for client in clients for sign in client.detect),
+        key=lambda found: (found[0].header is None, not found[0].tools),
+    )
+    unknown = _client("", None, common, everywhere)
+    return RuleSet(tuple(everything), tuple(clients), unknown, settings, by_name, tuple(signs))
+
+
+def _sides(pack: Pack) -> list[Side]:
+    return [Side(spec, tuple(map(compile_pattern, spec.pattern or ()))) for spec in pack.spec.side]
+
+
+def _client(name: str, pack: Pack | None, rules: Iterable[Rule], sides: Iterable[Side]) -> Client:
+    blocks = _named_blocks(pack, _Problems("")) if pack else {}
+    everything = list(rules)
+    active = tuple(rule for rule in everything if rule.active)
+    declared: dict[str, list[Block]] = {"user head": [], "user tail": [], "message": []}
+    if pack:
+        for spec in pack.spec.block:
+            declared[spec.where].append(blocks[spec.name])
+    # A rule that is off still tells the cursor what its block looks like: what stands behind it must stay reachable.
+    for rule in everything:
+        if rule.spec.where in declared and rule.block not in declared[rule.spec.where]:
+            declared[rule.spec.where].append(rule.block)
+    positions = _positions(active)
+    return Client(
+        name,
+        pack.spec.detect if pack else (),
+        active,
+        HeadReader(declared["user head"]),
+        tuple(declared["user tail"]),
+        tuple(declared["message"]),
+        tuple(sides),
+        tuple(name.lower() for name in pack.spec.session_headers) if pack else (),
+        pack.spec.session_keys if pack else (),
+        pack.spec.warning if pack else (),
+        positions,
+        {key: SearchTable(group) for key, group in positions.items() if key[0] in ("system", "tools")},
+        {dialect: _by_block(group) for (where, dialect), group in positions.items() if where == "user head"},
+    )
+
+
+def _by_block(rules: Sequence[Rule]) -> dict[str, list[Rule]]:
+    found: dict[str, list[Rule]] = {}
+    for rule in rules:
+        found.setdefault(rule.block.name, []).append(rule)
+    return found
+
+
+def _positions(rules: Iterable[Rule]) -> dict[tuple[str, str], tuple[Rule, ...]]:
+    found: dict[tuple[str, str], tuple[Rule, ...]] = {}
+    for rule in rules:
+        for dialect in rule.spec.dialects:
+            key = (rule.spec.where, dialect)
+            found[key] = (*found.get(key, ()), rule)
+    return found
+
+
+class _Problems:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.found: list[Problem] = []
+
+    def add(self, path: str, message: str) -> None:
+        self.found.append(Problem(path, message))
+
+    def raise_any(self) -> None:
+        if self.found:
+            raise ConfigError(self.source, self.found)
+
+
+def _named_blocks(pack: Pack, problems: _Problems) -> dict[str, Block]:
+    blocks = {}
+    for index, spec in enumerate(pack.spec.block):
+        patterns = _compile(spec.pattern, f"block.{index}.pattern", problems)
+        blocks[spec.name] = Block(spec.name, patterns, spec.repeat)
+    for index, side in enumerate(pack.spec.side):
+        _compile(side.pattern or (), f"side.{index}.pattern", problems)
+    return blocks
+
+
+def _rule(
+    spec: RuleSpec,
+    blocks: dict[str, Block],
+    client: str | None,
+    origin: str,
+    settings: RuleSettings,
+    path: str,
+    problems: _Problems,
+) -> list[Rule]:
+    block = _rule_block(spec, blocks, path, problems)
+    same = _compile(spec.same, f"{path}.same", problems) if spec.same else ()
+    if spec.inside is not None and spec.inside not in blocks:
+        problems.add(f"{path}.inside", f"there is no block {spec.inside!r} in this pack")
+    return [Rule(spec, block, client, origin, _active(spec, settings), same)] if block is not None else []
+
+
+def _rule_block(spec: RuleSpec, blocks: dict[str, Block], path: str, problems: _Problems) -> Block | None:
+    if spec.block is not None:
+        block = blocks.get(spec.block)
+        if block is None:
+            known = ", ".join(blocks) or "none"
+            problems.add(f"{path}.block", f"there is no block {spec.block!r} in this pack; blocks are: {known}")
+        return block
+    assert spec.pattern is not None
+    patterns = _compile(spec.pattern, f"{path}.pattern", problems)
+    searched = spec.where in ("system", "tools", "first user") and spec.at != "start"
+    if searched and any(not pattern.head for pattern in patterns):
+        problems.add(f"{path}.pattern", 'must begin with a literal or {json-fence}, or have `at = "start"`')
+        return None
+    return Block(spec.name, patterns) if len(patterns) == len(spec.pattern) else None
+
+
+def _compile(patterns: Sequence[str], path: str, problems: _Problems) -> tuple[Pattern, ...]:
+    compiled = []
+    for pattern in patterns:
+        try:
+            compiled.append(compile_pattern(pattern))
+        except PatternError as error:
+            problems.add(path, f"{pattern!r}: {error}")
+    return tuple(compiled)
+
+
+def _active(spec: RuleSpec, settings: RuleSettings) -> bool:
+    if not spec.enabled or spec.name in settings.disabled:
+        return False
+    match spec.switch:
+        case "strip_timestamps":
+            return settings.strip_timestamps
+        case "strip_message_ids":
+            chosen = settings.strip_message_ids
+            return spec.where == "system" if chosen == "system" else bool(chosen)
+        case _:
+            return True
