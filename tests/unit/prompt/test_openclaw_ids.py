@@ -92,6 +92,22 @@ def test_user_head_is_read_block_then_bracket(rules: RuleSet, zone: str, parts: 
     assert (result.ts_removed, result.msg_ids_removed, result.items_modified) == (1, 2, 2)
 
 
+@pytest.mark.parametrize(
+    "suffix", [" (untrusted metadata):", " (untrusted, for context):", ": \u27e6openclaw:ctx\u27e7"]
+)
+@pytest.mark.parametrize(
+    "block", ["Replied message", "Reply target of current user message", "Thread starter", "Location"]
+)
+def test_the_cursor_passes_every_block_of_the_client(rules: RuleSet, block: str, suffix: str) -> None:
+    """What else the client tells of a message stays, and the bracket behind it goes; lists are blocks as well."""
+    quoted = f'{block}{suffix}\n```json\n{{"sender": "Ann", "message_id": "m-0"}}\n```\n\n'
+    chats = f'Chat history since last reply{suffix}\n```json\n[\n  {{"body": "a"}}\n]\n```\n\n'
+    text = f"{USER}{quoted}{chats}[Wed 2026-02-18 20:48 UTC] Hello."
+    result = strip(chat(text), rules)
+    assert json.loads(result.body)["messages"][1]["content"] == USER_BARE + quoted + chats + "Hello."
+    assert result.ts_removed == 1
+
+
 def test_bracket_with_seconds_and_without_a_detected_client(rules: RuleSet) -> None:
     """The weekday bracket is distinctive enough to go without knowing the client."""
     result = strip(chat("[Sun 2026-01-18 00:19:42 PST] text", "You help."), rules)
