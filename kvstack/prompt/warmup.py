@@ -127,7 +127,8 @@ def _record(text: str) -> _Record | Problem:
         values: list[Any] = [json.loads(text)]
     except ValueError:
         try:
-            values = [json.loads(line) for line in text.splitlines() if line.strip()]
+            # At line ends alone: other characters that Python ends lines at may stand in a text of a body.
+            values = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError as error:
             return Problem("warmup.request_file", f"holds no JSON: {error}")
     records = [record for value in values if (record := _as_record(value)) is not None]

@@ -25,7 +25,7 @@ def make_app(forward: Forward, stack: Controlled, token: str, version: str = "")
         version: Version of kvstack, for the metrics.
     """
     metrics = Metrics(stack.snapshot, version, lambda: forward.strip_failures)
-    control = Router(control_routes(stack, token, metrics, forward.history), redirect_slashes=False)
+    control = Router(control_routes(stack, token, metrics, forward.history, forward.captures), redirect_slashes=False)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -4,6 +4,7 @@ A request's body: read with a limit, decoded if the client compressed it.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import brotli
 import zstandard
 from starlette.types import Receive
 
-__all__ = ["BodyError", "ClientGone", "decode_body", "read_body"]
+__all__ = ["BodyError", "ClientGone", "cancel_when_gone", "decode_body", "read_body"]
 
 
 class ClientGone(Exception):
@@ -55,6 +56,15 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
+
+
+async def cancel_when_gone(receive: Receive, work: asyncio.Task[None]) -> None:
+    """
+    Wait until the client leaves, then cancel what is done for it.  The body must have been read.
+    """
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()
 
 
 def decode_body(body: bytes, encodings: str, max_bytes: int) -> bytes:

@@ -10,6 +10,7 @@ The control routes: what another terminal asks of a running stack.
 | `GET /kvstack/requests/N` | one request's figures, and their explanation; N may be `last` |
 | `GET /kvstack/requests/N?text=1` | with sixty characters around where it left its conversation; needs the token |
 | `GET /kvstack/requests/N/diff` | original against stripped, if `proxy.keep_bodies` kept it; needs the token |
+| `GET /kvstack/capture` | every model request from now on, as JSON Lines; needs the token |
 | `POST /kvstack/warmup`, `POST /kvstack/stop` | act, and need the run file's token as `Authorization: Bearer TOKEN` |
 
 The open routes hold figures and no prompts.  Routes that act answer `{"status", "message", "data"}`.
@@ -35,6 +36,7 @@ from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, Snapshot
 from kvstack.errors import KvstackError
 from kvstack.prompt.inspecting import RuleLine
+from kvstack.proxy.capture import Captures, CaptureStream
 from kvstack.proxy.history import History
 from kvstack.proxy.metrics import CONTENT_TYPE, Metrics
 
@@ -79,7 +81,9 @@ class Controlled(Protocol):
         """
 
 
-def control_routes(stack: Controlled, token: str, metrics: Metrics, history: History) -> list[Route]:
+def control_routes(
+    stack: Controlled, token: str, metrics: Metrics, history: History, captures: Captures
+) -> list[Route]:
     """
     The routes below `/kvstack/`.
 
@@ -87,6 +91,7 @@ def control_routes(stack: Controlled, token: str, metrics: Metrics, history: His
         stack: The stack that is shown and acted upon.
         metrics: Makes the metrics.
         history: Remembers the requests.
+        captures: Hands the requests to who listens.
         token: Secret for the routes that act.
     """
 
@@ -173,6 +178,12 @@ def control_routes(stack: Controlled, token: str, metrics: Metrics, history: His
         }
         return _answer(200, "success", f"{len(edits)} edits", data)
 
+    async def capture(_: Request) -> Response:
+        listener = captures.listen()
+        if listener is None:
+            return _answer(429, "error", f"{captures.listeners} captures run already")
+        return CaptureStream(listener)
+
     async def unknown(request: Request) -> Response:
         return _answer(404, "error", f"{request.url.path} is no route of kvstack")
 
@@ -183,6 +194,7 @@ def control_routes(stack: Controlled, token: str, metrics: Metrics, history: His
         Route("/kvstack/rules", rules, methods=["GET"]),
         Route("/kvstack/requests/{number}", one_request, methods=["GET"]),
         Route("/kvstack/requests/{number}/diff", guarded(diff), methods=["GET"]),
+        Route("/kvstack/capture", guarded(capture), methods=["GET"]),
         Route("/kvstack/warmup", guarded(warmup), methods=["POST"]),
         Route("/kvstack/stop", guarded(stop), methods=["POST"]),
         Route("/kvstack/{rest:path}", unknown),

@@ -30,7 +30,8 @@ from kvstack.llama.answers import AnswerTap
 from kvstack.prompt.dialects import api_of
 from kvstack.prompt.former import Compared
 from kvstack.prompt.rules import Stripped
-from kvstack.proxy.body import BodyError, ClientGone, decode_body, read_body
+from kvstack.proxy.body import BodyError, ClientGone, cancel_when_gone, decode_body, read_body
+from kvstack.proxy.capture import Captures
 from kvstack.proxy.dialect_errors import error_body
 from kvstack.proxy.headers import client_headers, header, upstream_headers
 from kvstack.proxy.history import History
@@ -71,6 +72,9 @@ class Forward:
         ready_timeout_s: How long a model request waits for the server.
         cors_origins: Browser origins that may use the proxy.
         history: Remembers requests.
+
+    Attributes:
+        captures: Who listens to the requests.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Forward:
         self._ready_timeout_s = ready_timeout_s
         self._cors_origins = frozenset(cors_origins)
         self.history = history if history is not None else History()
+        self.captures = Captures()
         self._numbers = itertools.count(1)
         self._warned: set[str] = set()
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -108,7 +113,8 @@ class Forward:
 
     async def close_exchanges(self, grace_s: float) -> int:
         """
-        Let open exchanges end by themselves, then close them and with them the upstream's connections.
+        Let open exchanges end by themselves, then close them and with them the upstream's connections.  No more come,
+        so captures end too.
 
         Args:
             grace_s: How long they get, in seconds.
@@ -116,6 +122,7 @@ class Forward:
         Returns:
             How many were cut off.
         """
+        self.captures.close()
         waiting = set(self._exchanges)
         if waiting and grace_s > 0:
             await asyncio.wait(waiting, timeout=grace_s)
@@ -168,7 +175,7 @@ class Forward:
                 work = group.create_task(
                     self._answer(scope, send, api, stripped.body if stripped else body, number, progress)
                 )
-                watch = group.create_task(_cancel_when_gone(receive, work))
+                watch = group.create_task(cancel_when_gone(receive, work))
                 work.add_done_callback(lambda _: watch.cancel())
             cancelled = work.cancelled()
         except asyncio.CancelledError:
@@ -230,25 +237,25 @@ class Forward:
             self._warn(f"A request could not be compared with its former one ({type(error).__name__})")
             compared = Compared(stripped.conversation)
         divergence = compared.divergence
-        self._publish(
-            RequestReceived(
-                time.time(),
-                number,
-                scope["method"],
-                scope["path"],
-                stripped.api,
-                stripped.client,
-                compared.conversation,
-                stripped.items,
-                stripped.stream,
-                stripped.ts_removed,
-                stripped.msg_ids_removed,
-                stripped.items_modified,
-                _by_rule(stripped),
-                stripped.side,
-                f"{divergence.cause} in {divergence.path} @{divergence.offset:,}" if divergence is not None else None,
-            )
+        received = RequestReceived(
+            time.time(),
+            number,
+            scope["method"],
+            scope["path"],
+            stripped.api,
+            stripped.client,
+            compared.conversation,
+            stripped.items,
+            stripped.stream,
+            stripped.ts_removed,
+            stripped.msg_ids_removed,
+            stripped.items_modified,
+            _by_rule(stripped),
+            stripped.side,
+            f"{divergence.cause} in {divergence.path} @{divergence.offset:,}" if divergence is not None else None,
         )
+        self._publish(received)
+        self.captures.add(received, scope, body)
 
     async def _answer(
         self, scope: Scope, send: Send, api: str | None, body: bytes, number: int | None, progress: _Progress
@@ -363,9 +370,3 @@ def _by_rule(stripped: Stripped) -> tuple[RuleHit, ...]:
     for hit in stripped.hits:
         counts[hit.rule, hit.action] += hit.n
     return tuple(RuleHit(rule, action, count) for (rule, action), count in counts.items())
-
-
-async def _cancel_when_gone(receive: Receive, work: asyncio.Task[None]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    work.cancel()

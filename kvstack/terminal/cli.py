@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from kvstack.errors import ExitCode, KvstackError, UsageError
 from kvstack.terminal import (  # noqa: F401 - each registers its verb
+    capture_cmd,
     check_cmd,
     doctor_cmd,
     down_cmd,

@@ -7,10 +7,13 @@ would be in the way of an `up` that begins at the same moment.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+import time
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,13 @@ from kvstack.errors import KvstackError, NotReady, NotRunning, UsageError
 from kvstack.process.identity import ProcessIdentity, is_alive
 from kvstack.rundir import RunDir, RunFile, names, names_with_log
 
-__all__ = ["Answer", "act", "alive", "fetch", "fetch_status", "find", "find_dir", "stack_name"]
+__all__ = ["Answer", "act", "alive", "fetch", "fetch_status", "find", "find_dir", "follow", "stack_name"]
 
 STATUS_TIMEOUT_S = 5.0
+SILENCE_S = 30.0
+"""A route that goes on says every second that it does."""
+END_S = 2.0
+"""Connections of a stack that is killed break before its process is gone."""
 _HOST = re.compile(r"[^\s\x00-\x1f\x7f]+")
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -167,6 +174,56 @@ def fetch(run: RunFile, path: str) -> Answer:
     return _answer(run, path, *_talk(run, "GET", f"/kvstack/{path}", STATUS_TIMEOUT_S, token))
 
 
+@contextlib.contextmanager
+def follow(run: RunFile, path: str) -> Iterator[Iterator[bytes]]:
+    """
+    Read a control route that goes on, `GET /kvstack/<path>`, with the run file's token.
+
+    Returns:
+        Its lines, each whole and with its end, until the stack ends.
+
+    Raises:
+        KvstackError: The stack refuses.
+        NotReady: It does not answer, or no longer.
+        NotRunning: It ended before it answered.
+    """
+    connection = _connection(run, SILENCE_S)
+    try:
+        try:
+            connection.request("GET", f"/kvstack/{path}", headers={"Authorization": f"Bearer {run.token}"})
+            response = connection.getresponse()
+            refused = b"" if response.status == http.client.OK else response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise _silent(run, error) from None
+        if response.status != http.client.OK:
+            raise KvstackError(
+                f"The stack {run.name!r} refuses",
+                _answer(run, path, response.status, refused).message,
+                f"Is it a kvstack of this version?  It says {run.version}."
+                if response.status == http.client.NOT_FOUND
+                else "",
+            )
+        yield _lines(run, response)
+    finally:
+        connection.close()
+
+
+def _lines(run: RunFile, response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while True:
+        try:
+            line = response.readline()
+        except (OSError, http.client.HTTPException) as error:
+            deadline = time.monotonic() + END_S
+            while alive(run):
+                if time.monotonic() > deadline:
+                    raise _silent(run, error) from None
+                time.sleep(0.05)
+            return
+        if not line.endswith(b"\n"):  # a line without its end is half a line
+            return
+        yield line
+
+
 def _answer(run: RunFile, path: str, status: int, body: bytes) -> Answer:
     data = _json_object(body)
     if data is None:
@@ -182,26 +239,34 @@ def _answer(run: RunFile, path: str, status: int, body: bytes) -> Answer:
 def _talk(
     run: RunFile, method: str, path: str, timeout_s: float, headers: dict[str, str] | None = None
 ) -> tuple[int, bytes]:
-    host, port = _address(run)
-    if not _TOKEN.fullmatch(run.token):  # which is a secret: it is not shown
-        raise _broken(run, "its token is none that can be sent")
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    connection = _connection(run, timeout_s)
     try:
         connection.request(method, path, headers=headers or {})
         response = connection.getresponse()
         return response.status, response.read()
     except (OSError, http.client.HTTPException) as error:
-        if not alive(run):
-            raise NotRunning(
-                f"The stack {run.name!r} has just ended", f"pid {run.pid}", f"Start it: `kvstack up {run.config_path}`."
-            ) from None
-        raise NotReady(
-            f"The stack {run.name!r} does not answer",
-            f"{run.proxy_url} (pid {run.pid}): {str(error) or type(error).__name__}",
-            f"It may be starting or stopping; see `kvstack logs {run.name}`.",
-        ) from None
+        raise _silent(run, error) from None
     finally:
         connection.close()
+
+
+def _connection(run: RunFile, timeout_s: float) -> http.client.HTTPConnection:
+    host, port = _address(run)
+    if not _TOKEN.fullmatch(run.token):  # which is a secret: it is not shown
+        raise _broken(run, "its token is none that can be sent")
+    return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+
+def _silent(run: RunFile, error: Exception) -> KvstackError:
+    if not alive(run):
+        return NotRunning(
+            f"The stack {run.name!r} has just ended", f"pid {run.pid}", f"Start it: `kvstack up {run.config_path}`."
+        )
+    return NotReady(
+        f"The stack {run.name!r} does not answer",
+        f"{run.proxy_url} (pid {run.pid}): {str(error) or type(error).__name__}",
+        f"It may be starting or stopping; see `kvstack logs {run.name}`.",
+    )
 
 
 def _address(run: RunFile) -> tuple[str, int]:

@@ -174,20 +174,28 @@ def _read_requests(file: Path) -> list[_Captured]:
     except UnicodeDecodeError:
         raise UsageError(f"{file} is not UTF-8 text", "", "Give one JSON body, or JSON Lines.") from None
     try:
-        return [_captured(json.loads(text), text)]
-    except json.JSONDecodeError:
+        value = json.loads(text)
+    except ValueError:
         pass
+    else:
+        return [_captured(value, text)] if _has_body(value) else []
     found = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    # At line ends alone: other characters that Python ends lines at may stand in a text of a body.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise UsageError(f"{file} is not JSON Lines", f"line {number}: {error}", "One JSON value a line.") from None
-        if not isinstance(value, dict) or value.get("body", value) is not None:
+        if _has_body(value):
             found.append(_captured(value, line))
     return found
+
+
+def _has_body(value: Any) -> bool:
+    """Whether there is something to try: a request without a body, or with one that was left out, has nothing."""
+    return not isinstance(value, dict) or value.get("body", value) is not None
 
 
 def _captured(value: Any, text: str) -> _Captured:
@@ -199,7 +207,7 @@ def _captured(value: Any, text: str) -> _Captured:
         pairs = (
             list(headers.items()) if isinstance(headers, dict) else [(str(name), str(text)) for name, text in headers]
         )
-        return _Captured(value["path"], pairs, json.dumps(value["body"], ensure_ascii=False).encode())
+        return _Captured(value["path"], pairs, _raw_body(text))
     if "input" in value:
         path = "/v1/responses"
     elif "prompt" in value:
@@ -209,6 +217,15 @@ def _captured(value: Any, text: str) -> _Captured:
     else:
         path = "/v1/chat/completions"
     return _Captured(path, [], text.encode())
+
+
+def _raw_body(text: str) -> bytes:
+    """The body of a recording in its own spelling: what the rules are shown to do, they do to these bytes."""
+    from kvstack.prompt.splice import skip_space, walk_object  # noqa: PLC0415 - only when the verb runs
+
+    members, _, _ = walk_object(text, skip_space(text, 0))
+    last = next(member for member in reversed(members) if member.key == "body")
+    return text[last.start : last.end].encode()
 
 
 def _try(requests: Sequence[_Captured], rules: RuleSet) -> list[_Tried]:

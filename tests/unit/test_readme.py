@@ -94,7 +94,7 @@ def test_the_control_routes_are_listed() -> None:
     class Nothing:
         """No route is called."""
 
-    routes = control_routes(Nothing(), "t", Nothing(), Nothing())  # type: ignore[arg-type]
+    routes = control_routes(Nothing(), "t", Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
     section = TEXT[TEXT.index("## For programs") : TEXT.index("## Exit codes")]
     for route in routes:
         if route.methods is None or "rest" in route.path or route.path == "/kvstack":
