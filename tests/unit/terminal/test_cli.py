@@ -62,7 +62,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"kvstack {__version__}\n"
 
 
-@pytest.mark.parametrize("verb", ["up", "status", "warmup", "down", "logs", "check"])
+@pytest.mark.parametrize("verb", ["up", "status", "warmup", "down", "logs", "check", "capture"])
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each verb has a help text."""
     assert run(verb, "--help") == 0
@@ -78,6 +78,11 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
         ["logs", "-n", "many"],
         ["up", "x.toml", "--wait"],
         ["down", "a", "b"],
+        ["capture"],
+        ["capture", "box", "c.jsonl", "more"],
+        ["capture", "box.toml"],
+        ["capture", "c.jsonl", "--count", "0"],
+        ["capture", "c.jsonl", "--force"],
     ],
 )
 def test_usage_errors_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,9 +113,9 @@ def test_no_stack_exits_4(verb: str, capsys: pytest.CaptureFixture[str]) -> None
     assert envelope["errors"][0]["what"] == "No stack named 'box' is running"
 
 
-@pytest.mark.parametrize("verb", ["status", "logs", "down"])
-def test_quick_verbs_import_little(verb: str, tmp_path: Path) -> None:
-    """Status, logs and down do not pay for what only a running stack needs."""
+@pytest.mark.parametrize("arguments", [("status",), ("logs",), ("down",), ("capture", "killed", "c.jsonl")])
+def test_quick_verbs_import_little(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Status, logs, down and capture do not pay for what only a running stack needs."""
     code = (
         "import sys\n"
         "from kvstack.terminal.cli import main\n"
@@ -120,7 +125,7 @@ def test_quick_verbs_import_little(verb: str, tmp_path: Path) -> None:
     )
     write_run_file("killed", alive=False)
     result = subprocess.run(
-        [sys.executable, "-c", code, verb, "killed"],
+        [sys.executable, "-c", code, *(arguments if len(arguments) > 1 else (*arguments, "killed"))],
         capture_output=True,
         text=True,
         check=True,
