@@ -236,8 +236,8 @@ class Warmup(_Section):
     """A text file with the system prompt to warm."""
 
     request_file: FilePath | None = None
-    """A client's recorded request, as JSON: its system prompt and tools are warmed.  An agent's prefix is not warm
-    without its tools."""
+    """A client's recorded request, as JSON or as `kvstack capture` writes it: its system prompt and tools are warmed.
+    An agent's prefix is not warm without its tools."""
 
     path: Annotated[str, Field(pattern=r"^/[!-~]*$")] | None = None
     """Endpoint that `request_file` was sent to.  Default: told by the request's shape."""

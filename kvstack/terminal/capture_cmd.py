@@ -60,9 +60,9 @@ def capture(
         stack, file = _told_apart(arguments)
         run = client.find(stack)
         with _sink(file, append) as sink, client.follow(run, "capture") as lines:
-            output.say(f"capturing the requests to {run.name} ({run.proxy_url}) into {sink.name}; Ctrl-C ends it")
             written = _Written(sink)
             try:
+                output.say(f"capturing the requests to {run.name} ({run.proxy_url}) into {sink.name}; Ctrl-C ends it")
                 return _record(run, lines, written, count)
             finally:
                 output.say(f"wrote {plural(written.count, 'request')} to {sink.name}")
