@@ -197,7 +197,7 @@ def load_warmup(config: Config, config_path: Path | None = None) -> WarmupReques
         request = from_recording(read("warmup.request_file", warmup.request_file), warmup.path)
         if isinstance(request, Problem):
             about = f"{warmup.request_file} " if request.path == "warmup.request_file" else ""
-            raise problem(request.path, f"{about}{request.message}", "Record one request of the client as JSON.")
+            raise problem(request.path, f"{about}{request.message}", "Record one: `kvstack capture FILE`.")
         return request
     return None
 

@@ -15,17 +15,12 @@ from typing import Any
 
 from kvstack.errors import Problem
 from kvstack.prompt.dialects import Api, api_of
+from kvstack.prompt.recorded import RecordingError, default_path, read_recording
 
 __all__ = ["WarmupRequest", "from_recording", "from_system_prompt", "with_user_text"]
 
 USER_TEXT = "Hi"
 
-_DEFAULT_PATHS = {
-    Api.CHAT: "/v1/chat/completions",
-    Api.RESPONSES: "/v1/responses",
-    Api.MESSAGES: "/v1/messages",
-    Api.COMPLETION: "/completion",
-}
 _LEADING = frozenset({"system", "developer"})
 # Keys that bind the answer, not the prompt; `n` would ask for several answers.
 _ANSWER_KEYS = frozenset(
@@ -70,7 +65,7 @@ def from_system_prompt(system_prompt: str, user_text: str = USER_TEXT) -> Warmup
     """
     messages = [{"role": "system", "content": system_prompt}, {"role": "user", "content": user_text}]
     body = {"messages": messages, "max_tokens": 1, "stream": False}
-    return WarmupRequest(_DEFAULT_PATHS[Api.CHAT], json.dumps(body).encode())
+    return WarmupRequest("/v1/chat/completions", json.dumps(body).encode())
 
 
 def with_user_text(request: WarmupRequest, user_text: str) -> WarmupRequest:
@@ -98,13 +93,14 @@ def from_recording(text: str, path: str | None = None, user_text: str = USER_TEX
     Returns:
         The request, or what is wrong with the recording.
     """
-    record = _record(text)
-    if isinstance(record, Problem):
-        return record
-    found_path, body, headers = record
-    target = path or found_path or _path_of(body)
-    if target is None:
-        return Problem("warmup.request_file", "holds no messages, input or prompt, so it is no model request")
+    try:
+        recorded = read_recording(text)
+    except RecordingError as error:
+        return Problem("warmup.request_file", f"holds no JSON: {error}")
+    normal = [one for one in recorded if one.kind not in ("side", "probe") and default_path(one.value) is not None]
+    if not normal:
+        return Problem("warmup.request_file", "holds no model request (a JSON object with messages, input or prompt)")
+    body, headers, target = normal[0].value, normal[0].headers, path or normal[0].endpoint
     api = api_of(target)
     if api is None:
         return Problem("warmup.path", f"{target!r} is no endpoint that evaluates a prompt")
@@ -117,55 +113,6 @@ def from_recording(text: str, path: str | None = None, user_text: str = USER_TEX
 def _encoded(body: dict[str, Any]) -> bytes:
     # ASCII: a lone surrogate must survive as an escape, and the server reads both spellings alike.
     return json.dumps(body).encode()
-
-
-_Record = tuple[str | None, dict[str, Any], tuple[tuple[str, str], ...]]
-
-
-def _record(text: str) -> _Record | Problem:
-    try:
-        values: list[Any] = [json.loads(text)]
-    except ValueError:
-        try:
-            # At line ends alone: other characters that Python ends lines at may stand in a text of a body.
-            values = [json.loads(line) for line in text.split("\n") if line.strip()]
-        except ValueError as error:
-            return Problem("warmup.request_file", f"holds no JSON: {error}")
-    records = [record for value in values if (record := _as_record(value)) is not None]
-    if not records:
-        return Problem("warmup.request_file", "holds no model request (a JSON object with messages, input or prompt)")
-    return records[0]
-
-
-def _as_record(value: object) -> _Record | None:
-    if not isinstance(value, dict):
-        return None
-    body = value.get("body")
-    if not isinstance(body, dict):
-        return (None, value, ()) if _path_of(value) else None
-    if value.get("kind") in {"side", "probe"} or _path_of(body) is None:
-        return None
-    path = value.get("path")
-    headers = value.get("headers")
-    pairs = (
-        tuple((name, held) for name, held in headers.items() if isinstance(held, str))
-        if isinstance(headers, dict)
-        else ()
-    )
-    return (path if isinstance(path, str) else None, body, pairs)
-
-
-def _path_of(body: dict[str, Any]) -> str | None:
-    """Tell the endpoint by the body's shape."""
-    if "input" in body:
-        return _DEFAULT_PATHS[Api.RESPONSES]
-    if "messages" in body:
-        tools = body.get("tools")
-        anthropic_tools = isinstance(tools, list) and any(
-            isinstance(tool, dict) and "input_schema" in tool for tool in tools
-        )
-        return _DEFAULT_PATHS[Api.MESSAGES if "system" in body or anthropic_tools else Api.CHAT]
-    return _DEFAULT_PATHS[Api.COMPLETION] if "prompt" in body else None
 
 
 def _cut(api: Api, body: dict[str, Any], user_text: str) -> dict[str, Any] | Problem:

@@ -255,7 +255,10 @@ class Forward:
             f"{divergence.cause} in {divergence.path} @{divergence.offset:,}" if divergence is not None else None,
         )
         self._publish(received)
-        self.captures.add(received, scope, body)
+        try:
+            self.captures.add(received, scope, body)
+        except Exception as error:  # and here: it is only a record that is lost
+            self._warn(f"A request could not be recorded ({type(error).__name__})")
 
     async def _answer(
         self, scope: Scope, send: Send, api: str | None, body: bytes, number: int | None, progress: _Progress

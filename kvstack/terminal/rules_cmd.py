@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from kvstack.terminal.figures import one_line, plural
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from kvstack.prompt.recorded import Recorded
     from kvstack.prompt.rules import RuleSet, Stripped
     from kvstack.rundir import RunFile
 
@@ -69,7 +69,7 @@ def list_rules(
 @rules_app.command("test")
 def try_rules(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="One request body (JSON), or a conversation (JSON Lines).")
+        Path, typer.Argument(metavar="FILE", help="What `kvstack capture` wrote, or one request body (JSON).")
     ],
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -78,7 +78,7 @@ def try_rules(
     Apply the rules to captured requests and show every edit.
 
     Of consecutive requests it shows which share of the former the next one still begins with, before and after.
-    A line of JSON Lines is a body, or an object with `path`, `headers` and `body`.
+    A file is one request body, or JSON Lines: bodies, or objects with `path`, `headers` and `body`.
     """
 
     def action() -> output.Result:
@@ -148,87 +148,34 @@ def _list_text(lines: Sequence[Mapping[str, Any]], where: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
-    """A request from a file."""
-
-    path: str
-    headers: list[tuple[str, str]]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class _Tried:
     """A request after the rules; the ratios compare it with the one before it."""
 
-    captured: _Captured
+    captured: Recorded
     stripped: Stripped
     before_ratio: float | None
     after_ratio: float | None
 
 
-def _read_requests(file: Path) -> list[_Captured]:
+def _read_requests(file: Path) -> list[Recorded]:
     try:
         text = file.expanduser().read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be read", error.strerror or str(error), "Give a captured request.") from None
     except UnicodeDecodeError:
         raise UsageError(f"{file} is not UTF-8 text", "", "Give one JSON body, or JSON Lines.") from None
+    from kvstack.prompt.recorded import RecordingError, read_recording  # noqa: PLC0415 - only when the verb runs
+
     try:
-        value = json.loads(text)
-    except ValueError:
-        pass
-    else:
-        return [_captured(value, text)] if _has_body(value) else []
-    found = []
-    # At line ends alone: other characters that Python ends lines at may stand in a text of a body.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{file} is not JSON Lines", f"line {number}: {error}", "One JSON value a line.") from None
-        if _has_body(value):
-            found.append(_captured(value, line))
+        found = read_recording(text)
+    except RecordingError as error:
+        raise UsageError(f"{file} is no recording", str(error), "Give one JSON body, or JSON Lines.") from None
+    if not found:
+        raise UsageError(f"{file} holds no request", "", "Record some: `kvstack capture FILE`.")
     return found
 
 
-def _has_body(value: Any) -> bool:
-    """Whether there is something to try: a request without a body, or with one that was left out, has nothing."""
-    return not isinstance(value, dict) or value.get("body", value) is not None
-
-
-def _captured(value: Any, text: str) -> _Captured:
-    """A request with its path and headers, or a bare body whose keys tell the dialect."""
-    if not isinstance(value, dict):
-        raise UsageError("That is no request", f"a JSON {type(value).__name__}", "A request body is a JSON object.")
-    if isinstance(value.get("body"), dict) and isinstance(value.get("path"), str):
-        headers = value.get("headers") or {}
-        pairs = (
-            list(headers.items()) if isinstance(headers, dict) else [(str(name), str(text)) for name, text in headers]
-        )
-        return _Captured(value["path"], pairs, _raw_body(text))
-    if "input" in value:
-        path = "/v1/responses"
-    elif "prompt" in value:
-        path = "/completion"
-    elif "system" in value:
-        path = "/v1/messages"
-    else:
-        path = "/v1/chat/completions"
-    return _Captured(path, [], text.encode())
-
-
-def _raw_body(text: str) -> bytes:
-    """The body of a recording in its own spelling: what the rules are shown to do, they do to these bytes."""
-    from kvstack.prompt.splice import skip_space, walk_object  # noqa: PLC0415 - only when the verb runs
-
-    members, _, _ = walk_object(text, skip_space(text, 0))
-    last = next(member for member in reversed(members) if member.key == "body")
-    return text[last.start : last.end].encode()
-
-
-def _try(requests: Sequence[_Captured], rules: RuleSet) -> list[_Tried]:
+def _try(requests: Sequence[Recorded], rules: RuleSet) -> list[_Tried]:
     from kvstack.prompt.conversation import ConversationMemory  # noqa: PLC0415 - only when the verb runs
     from kvstack.prompt.rendering import common_prefix, render  # noqa: PLC0415
     from kvstack.prompt.rules import apply_rules  # noqa: PLC0415
@@ -237,8 +184,9 @@ def _try(requests: Sequence[_Captured], rules: RuleSet) -> list[_Tried]:
     tried: list[_Tried] = []
     former = None
     for request in requests:
-        stripped = apply_rules(request.body, request.path, rules, memory, request.headers)
-        rendered = render(request.body, request.path), render(stripped.body, request.path)
+        body, path = request.body.encode(), request.endpoint
+        stripped = apply_rules(body, path, rules, memory, request.headers)
+        rendered = render(body, path), render(stripped.body, path)
         ratios: tuple[float | None, float | None] = (None, None)
         if former is not None and stripped.side is None:
             ratios = common_prefix(former[0], rendered[0]).kept_ratio, common_prefix(former[1], rendered[1]).kept_ratio
@@ -253,7 +201,7 @@ def _test_data(one: _Tried) -> dict[str, Any]:
 
     stripped = one.stripped
     return {
-        "path": one.captured.path,
+        "path": one.captured.endpoint,
         "api": stripped.api,
         "client": stripped.client,
         "conversation": stripped.conversation,
@@ -265,7 +213,7 @@ def _test_data(one: _Tried) -> dict[str, Any]:
             "items_modified": stripped.items_modified,
         },
         "hits": [asdict(hit) for hit in stripped.hits],
-        "edits": [asdict(shown) for shown in show_edits(one.captured.body, stripped)],
+        "edits": [asdict(shown) for shown in show_edits(one.captured.body.encode(), stripped)],
         "common_prefix_ratio": {"before": one.before_ratio, "after": one.after_ratio},
         "warnings": list(stripped.warnings),
     }
@@ -280,7 +228,7 @@ def _test_text(tried: Sequence[_Tried]) -> Callable[[Console], RenderableType]:
         text = Text()
         for number, one in enumerate(tried, start=1):
             text.append(f"{number}. {_headline(one)}\n", style="bold")
-            for shown in show_edits(one.captured.body, one.stripped):
+            for shown in show_edits(one.captured.body.encode(), one.stripped):
                 text.append(f"   @{shown.start:,} ", style="dim")
                 text.append(_plain(shown.before[-20:]), style="dim")
                 if shown.removed:
@@ -298,7 +246,7 @@ def _test_text(tried: Sequence[_Tried]) -> Callable[[Console], RenderableType]:
 
 def _headline(one: _Tried) -> str:
     stripped = one.stripped
-    words = [one.captured.path, stripped.client or "unknown client"]
+    words = [one.captured.endpoint, stripped.client or "unknown client"]
     if stripped.side:
         words.append(f"{stripped.side} request")
     words.append(plural(len(stripped.edits), "edit"))

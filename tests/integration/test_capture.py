@@ -351,14 +351,15 @@ def test_what_was_captured_is_taken_by_all_who_read_captures(stack: RunningStack
 
 
 def test_a_capture_of_one_request_without_a_body(stack: RunningStack, tmp_path: Path) -> None:
-    """Nothing to try and nothing to warm, and no fault."""
+    """There is nothing to try and nothing to warm, and both say so."""
     file = tmp_path / "c.jsonl"
     with capture("box", str(file), "-n", "1") as running:
         post(stack.proxy_port, CHAT, b"nonsense")
         assert running.end() == 0
     assert [row["body"] for row in rows_of(file)] == [None]
-    tried = kvstack("rules", "test", str(file), "--json")
-    assert (tried.returncode, json.loads(tried.stdout)["data"]) == (0, {"requests": []})
+    tried = kvstack("rules", "test", str(file))
+    assert (tried.returncode, tried.stdout) == (2, "")
+    assert "c.jsonl holds no request" in tried.stderr
     problem = from_recording(file.read_text(encoding="utf-8"))
     assert "holds no model request" in str(problem)
 
