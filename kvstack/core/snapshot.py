@@ -30,14 +30,14 @@ from kvstack.core.events import (
     WarmupEnded,
     WarmupStarted,
 )
-from kvstack.core.figures import compose, ttft_ms
-from kvstack.core.holders import taken_by, warm_tokens
-from kvstack.core.join import Join, begin_warmup, claim_warmup, end_warmup, fold, measured, settle, task_of
+from kvstack.core.holders import warm_tokens
+from kvstack.core.join import Join, begin_warmup, claim_warmup, end_warmup, measured, settle
+from kvstack.core.judging import has_log, judged
 from kvstack.core.lifecycle import State
+from kvstack.core.logfold import fold
 from kvstack.core.picture import Snapshot, add_notice
 from kvstack.core.serverfacts import note_fact
-from kvstack.core.totals import account, add_seconds, is_late, seconds
-from kvstack.core.verdict import judge
+from kvstack.core.totals import account, add_seconds, is_late
 from kvstack.core.views import (
     LogView,
     RamCacheView,
@@ -255,7 +255,7 @@ def _first_byte(row: RequestRow, time_s: float) -> RequestRow:
 
 def _answered(snapshot: Snapshot, event: AnswerSeen) -> Snapshot:
     snapshot = _change_row(snapshot, event.id, lambda row: _with_answer(row, event))
-    if not _has_log(snapshot):
+    if not has_log(snapshot):
         # A server that is only attached to: its answers are all that there is to measure the rate by.
         snapshot = replace(snapshot, join=measured(snapshot.join, event.evaluated_tokens, event.prefill_ms))
     return _rejoin(snapshot, [event.id])
@@ -313,62 +313,7 @@ def _rejoin(snapshot: Snapshot, requests: Iterable[int]) -> Snapshot:
 
 
 def _recompose(snapshot: Snapshot, request: int) -> Snapshot:
-    return _change_row(snapshot, request, lambda row: _composed(snapshot, row))
-
-
-def _composed(snapshot: Snapshot, row: RequestRow) -> RequestRow:
-    join = snapshot.join
-    if row.settled:
-        return row
-    task = None
-    if row.run == join.run:
-        # (The log of another run knows nothing of this request any more; what the former said stays.)
-        task = task_of(join, row.id)
-        row = compose(row, task)
-    if not row.is_over:
-        return row
-    before = snapshot.row(row.before) if row.before is not None else None
-    judgement = judge(
-        row,
-        task,
-        before,
-        slot_taken_by=taken_by(snapshot, row, before),
-        boundary_tokens=snapshot.warmup.boundary_tokens,
-        log_is_read=join.facts > 0,
-    )
-    # What was lost was evaluated by this very request: its own rate is the best.
-    own = row.evaluated_tokens * 1000.0 / row.prefill_ms if row.evaluated_tokens and row.prefill_ms else None
-    settled = (
-        row.api is None
-        or row.phase == "failed"
-        or not _has_log(snapshot)
-        or (task is not None and task.released and (task.is_proved or not _has_figures(row.answer)))
-    )
-    cost_s, saved_s = row.cost_s, row.saved_s
-    if not row.is_counted:
-        cost_s = seconds(judgement.lost_tokens, own or join.prefill_tokens_per_s)
-        saved_s = seconds(row.cached_tokens, join.prefill_tokens_per_s or own)
-    return replace(
-        row,
-        verdict=judgement.verdict,
-        cause=judgement.cause,
-        ttft_ms=ttft_ms(row),
-        lost_tokens=judgement.lost_tokens,
-        cost_s=cost_s,
-        saved_s=saved_s,
-        is_counted=row.is_counted or settled,
-        processed_tokens=None,
-        settled=settled,
-    )
-
-
-def _has_log(snapshot: Snapshot) -> bool:
-    # Of a server that we started there is one, though it may lag behind; of one that we attached to there is none.
-    return snapshot.join.facts > 0 or snapshot.server.pid is not None
-
-
-def _has_figures(answer: AnswerSeen | None) -> bool:
-    return answer is not None and answer.evaluated_tokens is not None
+    return _change_row(snapshot, request, lambda row: judged(snapshot, row))
 
 
 # --- the log -------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ with every refactoring.  Numbers may be `nan`, `-nan(ind)` or `inf` (a full hit 
 
 from __future__ import annotations
 
-from kvstack.llama.logcache import CHECKPOINTS, RAM_CACHE
+from kvstack.llama.logcache import CHECKPOINTS
 from kvstack.llama.logpattern import Pattern
+from kvstack.llama.logram import RAM_CACHE
 from kvstack.llama.logserver import BARE, LOADING, SLOTS
 from kvstack.llama.logserver import SERVER as WHOLE_SERVER
 from kvstack.llama.logsilent import SILENT

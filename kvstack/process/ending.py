@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from kvstack.process.child import Remains
+from kvstack.process.death import Death, explain, is_telling
 from kvstack.process.launch import Process
 from kvstack.process.waiting import Waiting
 
-__all__ = ["CLOSE_S", "SECOND_TERM_S", "end_child", "let_go", "troubles"]
+__all__ = ["CLOSE_S", "SECOND_TERM_S", "end_child", "explain_end", "let_go", "troubles"]
 
 SECOND_TERM_S = 2.0
 """How long a child gets after the second SIGTERM, at which a llama-server ends at once."""
@@ -101,3 +102,21 @@ def troubles(pid: int, remains: Remains) -> list[tuple[Literal["warning", "error
         text = f"{remains.dropped_bytes} bytes of log came too fast to be shown: see the raw log"
         found.append(("warning", text))
     return found
+
+
+def explain_end(remains: Remains, *, served: bool) -> Death:
+    """
+    Say why a child ended by itself.
+
+    Args:
+        remains: What it left.
+        served: It was ready: what it complained about long ago is not what it died of.
+    """
+    telling = tuple(line for line in remains.last_lines if is_telling(line)) if served else remains.telling_lines
+    return explain(
+        remains.returncode,
+        remains.last_lines,
+        telling,
+        out_of_memory=remains.out_of_memory,
+        left_behind=remains.left_behind,
+    )

@@ -32,9 +32,10 @@ from typing import Literal, NoReturn
 from kvstack.core.events import MemorySampled, Notice, ServerSpawned, StateChanged
 from kvstack.core.lifecycle import State, backoff_s, may_go
 from kvstack.errors import ChildLost, KvstackError, StartFailed
+from kvstack.process.attachment import ATTACH_PATIENCE_S, Attachment
 from kvstack.process.child import Child, Remains
-from kvstack.process.death import Death, explain, is_telling, span_words, stalled
-from kvstack.process.ending import CLOSE_S, SECOND_TERM_S, end_child, let_go, troubles
+from kvstack.process.death import Death, span_words, stalled
+from kvstack.process.ending import CLOSE_S, SECOND_TERM_S, end_child, explain_end, let_go, troubles
 from kvstack.process.launch import Hooks, Launch, Process
 from kvstack.process.pipes import RawSink
 from kvstack.process.waiting import StopAsked, Waiting, cancel
@@ -48,9 +49,6 @@ HEALTHY_RUN_S = 600.0
 
 SAMPLE_S = 2.0
 WATCH_S = 10.0
-ATTACH_WATCH_S = 2.0
-ATTACH_PATIENCE_S = 10.0
-ATTACH_MISSES = 3
 RELEASE_S = 6.0
 ATTACH_RELEASE_S = 60.0
 SAY_SILENT_S = 30.0
@@ -250,7 +248,7 @@ class Supervisor:
                 death = Death(error.what, error.fact, error.next_step)
             remains = await self._tidy_up(child)
             closed = True
-            return death or self._explain(remains)
+            return death or explain_end(remains, served=self._ready_at_s is not None)
         finally:
             if not closed:  # cancelled, or a fault of our own: whatever it is, no child stays behind
                 child.kill()
@@ -274,22 +272,25 @@ class Supervisor:
             await cancel(observer)
 
     async def _attached(self) -> NoReturn:
+        other = Attachment(self._hooks.health, self._clock, self._sleep)
         reason = "attach"
+        patience_s: float | None = self._attach_patience_s
         while True:
             self._go(State.STARTING, reason)
             self._go(State.LOADING, "looking for the server")
-            await self._waiting.unless_stopped(self._until_attached())
+            await self._waiting.unless_stopped(other.until_there(self._say, patience_s))
             await self._waiting.unless_stopped(self._hooks.verify(0))
             self._go(State.WARMING, "the prefix is being evaluated")
             await self._waiting.unless_stopped(self._hooks.warm())
             self._was_ready = True
             self._go(State.READY, "serving")
-            await self._waiting.unless_stopped(self._until_missed())
+            await self._waiting.unless_stopped(other.until_missed())
             self._notice("error", "The server does not answer any more: waiting until it is back")
             self._go(State.BACKOFF, "the server does not answer")
-            await self._waiting.unless_stopped(self._until_back())
+            await self._waiting.unless_stopped(other.until_back())
             self.restarts += 1
-            reason = "the server is back"
+            # Once it has served there is no end to the patience.
+            reason, patience_s = "the server is back", None
 
     # What happens within a state
 
@@ -298,33 +299,6 @@ class Supervisor:
         while await self._hooks.health() is not Health.OK:
             waited_s = self._clock() - began_s
             await self._sleep(0.05 if waited_s < 2 else 0.25 if waited_s < 30 else 1.0)
-
-    async def _until_attached(self) -> None:
-        began_s = self._clock()
-        seen: Health | None = None
-        while (health := await self._hooks.health()) is not Health.OK:
-            if health is not seen:
-                seen = health
-                self._say(_missed(health) + ("" if self._was_ready or health is Health.LOADING else self._patience()))
-            waited_s = self._clock() - began_s
-            if not self._was_ready and health is not Health.LOADING and waited_s >= self._attach_patience_s:
-                raise StartFailed(
-                    "The server to attach to does not answer",
-                    f"/health was asked for {waited_s:.0f} s: {_missed(health)}",
-                    "Start that server, or correct server.url.",
-                )
-            await self._sleep(0.5)
-
-    async def _until_missed(self) -> None:
-        misses = 0
-        while misses < ATTACH_MISSES:
-            await self._sleep(ATTACH_WATCH_S)
-            # A server at work answers /health all the same: it has threads for that.
-            misses = 0 if await self._hooks.health() is Health.OK else misses + 1
-
-    async def _until_back(self) -> None:
-        while await self._hooks.health() in {Health.REFUSED, Health.ERROR}:
-            await self._sleep(ATTACH_WATCH_S)
 
     async def _watch(self, launch: Launch) -> None:
         hang = HangWatch(launch.hang_timeout_s)
@@ -390,19 +364,6 @@ class Supervisor:
             self._notice(level, text)
         return remains
 
-    def _explain(self, remains: Remains) -> Death:
-        telling = remains.telling_lines
-        if self._ready_at_s is not None:
-            # What it complained about long ago is not what it died of.
-            telling = tuple(line for line in remains.last_lines if is_telling(line))
-        return explain(
-            remains.returncode,
-            remains.last_lines,
-            telling,
-            out_of_memory=remains.out_of_memory,
-            left_behind=remains.left_behind,
-        )
-
     async def _during(self, child: Process, observer: asyncio.Future[None], work: Awaitable[None]) -> None:
         """Do *work* as long as the child lives, moves, and nobody asks to stop."""
         await self._waiting.unless_stopped(work, child.exited, observer)
@@ -431,22 +392,8 @@ class Supervisor:
         """Tell more of a state that goes on."""
         self._hooks.publish(StateChanged(self._wall_clock(), self.state, reason, self.restarts))
 
-    def _patience(self) -> str:
-        return f", given up after {self._attach_patience_s:g} s"
-
     def _notice(self, level: Literal["warning", "error"], text: str) -> None:
         self._hooks.publish(Notice(self._wall_clock(), level, text))
 
     def _spawn_child(self, launch: Launch, run: int) -> Process:
         return Child(launch.argv, launch.env, run, self._raw_log, self._hooks.output)
-
-
-def _missed(health: Health) -> str:
-    """What an attached server does instead of serving, in a few words."""
-    match health:
-        case Health.REFUSED:
-            return "nothing answers (connection refused)"
-        case Health.LOADING:
-            return "it loads its model"
-        case _:
-            return "no answer of a llama-server comes"

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstack.prompt.dialects import Document, Text
+from kvstack.prompt.offsets import raw_offsets
 from kvstack.prompt.ruleset import Rule
-from kvstack.prompt.splice import Edit, JsonPath, escape, raw_offsets, removal, walk_array
+from kvstack.prompt.splice import Edit, JsonPath, escape, removal, walk_array
 
 __all__ = ["Op", "body_edits", "changed_text", "settle"]
 

@@ -19,13 +19,13 @@ from kvstack.core.snapshot import RequestRow, ServerView, Snapshot
 from kvstack.terminal import figures
 from kvstack.terminal.figures import one_line
 from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, sparkline
+from kvstack.terminal.guidance import guidance
 from kvstack.terminal.reading import (
     Level,
     decode_speed_by_context,
     model_requests,
     read,
     recent_reuse_ratio,
-    state_sentence,
 )
 from kvstack.terminal.slots import slot_lines
 from kvstack.terminal.table import STYLES, RequestTable, verdict_style
@@ -38,17 +38,6 @@ BOTH_FROM_WIDTH = 72
 """From here on both what was saved and what was lost have room."""
 
 THRESHOLD_FROM_WIDTH = 90
-_STEPS = {
-    State.STARTING: "start llama-server",
-    State.LOADING: "load the model",
-    State.WARMING: "warm the prefix up",
-    State.READY: "serve",
-}
-_ATTACHED_STEPS = {
-    State.LOADING: "find the llama-server that runs already",
-    State.WARMING: "warm the prefix up",
-    State.READY: "serve",
-}
 
 
 def render(snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE) -> Group:
@@ -299,7 +288,7 @@ def _middle(snapshot: Snapshot, width: int, room: int, now_s: float, glyphs: Gly
     slots = slot_lines(snapshot, width, 8 if roomy else 2, glyphs, idle=roomy)
     warnings = _warnings(snapshot, 4 if roomy else 1, glyphs)
     if not requests:
-        body = _empty(snapshot, now_s, glyphs)
+        body = guidance(snapshot, now_s, glyphs)
         log = _log(snapshot, width, room - len(body) - len(slots) - len(warnings), glyphs)
         return body + slots + warnings + log
     if roomy:
@@ -324,46 +313,6 @@ def _decode_by_context(rows: Sequence[RequestRow], glyphs: Glyphs) -> list[Text]
         + " tok/s"
     )
     return [text]
-
-
-def _empty(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> list[Text]:
-    """What to read before the first request: what is happening, or how to begin."""
-    url = one_line(snapshot.proxy_url)
-    lines = [Text()]
-    if snapshot.state in _STEPS and snapshot.state is not State.READY:
-        attached = snapshot.server.is_attached
-        steps = _ATTACHED_STEPS if attached else _STEPS
-        # Looking for a server that runs already is one step.
-        now = State.LOADING if attached and snapshot.state is State.STARTING else snapshot.state
-        at = list(steps).index(now)
-        for index, text in enumerate(steps.values()):
-            if index < at:
-                lines.append(piece(f"   {glyphs.good} {text}", "green"))
-            elif index == at:
-                step = piece(f"   {glyphs.arrow} {text}", "bold yellow")
-                if snapshot.state_since_s is not None:
-                    step.append(f"  for {figures.duration(now_s - snapshot.state_since_s)}")
-                if snapshot.server.rss_bytes is not None:
-                    step.append(f", {figures.memory(snapshot.server.rss_bytes)} in memory")
-                lines.append(step)
-            else:
-                lines.append(piece(f"   {glyphs.idle} {text}", "dim"))
-        lines.append(Text())
-        if attached and now is State.LOADING:
-            lines.append(piece("   kvstack waits for it.  If it is not there: start it, or correct server.url.", "dim"))
-        elif snapshot.state is State.LOADING:
-            lines.append(piece("   A new build or driver compiles shaders first: that takes minutes.", "dim"))
-        lines.append(piece(f"   Clients may connect to {url} now: their requests wait.", "dim"))
-    elif snapshot.state is State.READY:
-        lines.append(piece("   No request yet.  Point a client at ") + piece(f"{url}/v1", "bold cyan"))
-        lines.append(piece("   (OpenAI chat and responses, Anthropic messages), or try:", "dim"))
-        lines.append(Text())
-        lines.append(piece(f"   curl {url}/v1/chat/completions \\"))
-        lines.append(piece("""     -d '{"messages":[{"role":"user","content":"Hello"}],"max_tokens":32}'"""))
-    else:
-        lines.append(piece(f"   {state_sentence(snapshot, now_s)}"))
-    lines.append(Text())
-    return lines
 
 
 def _warnings(snapshot: Snapshot, most: int, glyphs: Glyphs) -> list[Text]:

@@ -9,8 +9,9 @@ import pytest
 
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.dialects import Api, read_document
+from kvstack.prompt.offsets import raw_offsets
 from kvstack.prompt.rules import RuleSet, RuleSettings, apply_rules, compile_rules
-from kvstack.prompt.splice import MAX_ELEMENTS, Edit, NotJson, apply_edits, raw_offsets, removal, walk_object
+from kvstack.prompt.splice import MAX_ELEMENTS, Edit, NotJson, apply_edits, removal, walk_object
 
 
 def test_raw_offsets_walk_escapes() -> None:

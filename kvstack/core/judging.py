@@ -1,0 +1,79 @@
+"""
+What a request's row says once its task and its answer are looked at together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvstack.core.events import AnswerSeen
+from kvstack.core.figures import compose, ttft_ms
+from kvstack.core.holders import taken_by
+from kvstack.core.join import task_of
+from kvstack.core.picture import Snapshot
+from kvstack.core.totals import seconds
+from kvstack.core.verdict import judge
+from kvstack.core.views import RequestRow
+
+__all__ = ["has_log", "judged"]
+
+
+def judged(snapshot: Snapshot, row: RequestRow) -> RequestRow:
+    """
+    A request with all that log and answer tell by now: its figures, and once it is over its verdict.
+    """
+    join = snapshot.join
+    if row.settled:
+        return row
+    task = None
+    if row.run == join.run:
+        # (The log of another run knows nothing of this request any more; what the former said stays.)
+        task = task_of(join, row.id)
+        row = compose(row, task)
+    if not row.is_over:
+        return row
+    before = snapshot.row(row.before) if row.before is not None else None
+    judgement = judge(
+        row,
+        task,
+        before,
+        slot_taken_by=taken_by(snapshot, row, before),
+        boundary_tokens=snapshot.warmup.boundary_tokens,
+        log_is_read=join.facts > 0,
+    )
+    # What was lost was evaluated by this very request: its own rate is the best.
+    own = row.evaluated_tokens * 1000.0 / row.prefill_ms if row.evaluated_tokens and row.prefill_ms else None
+    settled = (
+        row.api is None
+        or row.phase == "failed"
+        or not has_log(snapshot)
+        or (task is not None and task.released and (task.is_proved or not _has_figures(row.answer)))
+    )
+    cost_s, saved_s = row.cost_s, row.saved_s
+    if not row.is_counted:
+        cost_s = seconds(judgement.lost_tokens, own or join.prefill_tokens_per_s)
+        saved_s = seconds(row.cached_tokens, join.prefill_tokens_per_s or own)
+    return replace(
+        row,
+        verdict=judgement.verdict,
+        cause=judgement.cause,
+        ttft_ms=ttft_ms(row),
+        lost_tokens=judgement.lost_tokens,
+        cost_s=cost_s,
+        saved_s=saved_s,
+        is_counted=row.is_counted or settled,
+        processed_tokens=None,
+        settled=settled,
+    )
+
+
+def has_log(snapshot: Snapshot) -> bool:
+    """
+    Whether there is a log of the server to be read.
+    """
+    # Of a server that we started there is one, though it may lag behind; of one that we attached to there is none.
+    return snapshot.join.facts > 0 or snapshot.server.pid is not None
+
+
+def _has_figures(answer: AnswerSeen | None) -> bool:
+    return answer is not None and answer.evaluated_tokens is not None
