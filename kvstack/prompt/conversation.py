@@ -24,8 +24,8 @@ from kvstack.prompt.roles import Role
 
 __all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered", "digest_item", "link_up"]
 
-# Requests between two remembered ones that the memory may have missed, in turns of the user.  More than that is
-# rather another conversation that began with the same words.
+# Requests between two remembered ones that the memory may have missed, in turns of the user, as long as no model has
+# spoken: more than that is rather another conversation that began with the same words.
 _MAX_TURNS_MISSED = 2
 _MAX_TWINS = 4
 
@@ -112,12 +112,12 @@ class Chain:
     Attributes:
         links: One digest per item that counts; each covers all before it.
         users: For each link, how many user items it covers.
-        answered: A model has spoken in it.
+        answered: Index of the first link that covers a model's answer; None if no model has spoken.
     """
 
     links: tuple[bytes, ...]
     users: tuple[int, ...]
-    answered: bool
+    answered: int | None
 
 
 class ConversationMemory:
@@ -163,11 +163,12 @@ class ConversationMemory:
         Returns:
             Its newest state that the request extends, or None if there is none or it is not certain.
         """
-        if not chain.answered:
+        if chain.answered is None:
             return None
         total = chain.users[-1] if chain.users else 0
-        for link, users in zip(reversed(chain.links), reversed(chain.users), strict=True):
-            if total - users > _MAX_TURNS_MISSED:
+        for index in range(len(chain.links) - 1, -1, -1):
+            link = chain.links[index]
+            if index < chain.answered and total - chain.users[index] > _MAX_TURNS_MISSED:
                 return None
             twins = [
                 twin

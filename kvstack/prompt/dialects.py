@@ -245,7 +245,8 @@ def read_document(
     elif isinstance(listed, Array):
         document.array = listed
         document.count = len(listed.values)
-        overlap = finder.found() if finder else NOTHING_KNOWN
+        # An empty list is never asked about: what was found is of an earlier list under the same key.
+        overlap = finder.found() if finder and listed.values else NOTHING_KNOWN
         known = formers[overlap.former].listed_items if overlap.runs else []
         _read_items(document, dialect.items, overlap.runs, known)
         document.overlap = overlap
@@ -348,7 +349,9 @@ def _read_prompt(document: Document, dialect: _Dialect, markers: TurnMarkers | N
         return
     leading = True
     for role, begin, end in split_prompt(prompt, markers):
+        document.split = True
+        if role == "assistant" and end == len(prompt):
+            break  # the model has not said this: it is asked to go on from here
         leading = leading and role == "system"
         text = Text((key,), prompt[begin:end], base=begin, whole=prompt)
         document.items.append(Item(key, -1, role, [text], None, leading=leading))
-        document.split = True

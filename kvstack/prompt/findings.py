@@ -18,11 +18,17 @@ __all__ = ["Append", "Carrier", "Findings"]
 @dataclass(frozen=True, slots=True)
 class Append:
     """
-    Text that a rule wants at the end of the newest user text.
+    Text that a rule wants at the end of a user text.
+
+    Attributes:
+        rule: The rule.
+        text: What it appends.
+        index: Index of the user item that it was taken out of and stays with; None for the newest one.
     """
 
     rule: Rule
     text: str
+    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Findings:
 
     Attributes:
         ops: Replacements in texts.
-        appends: What goes to the end of the newest user text.
+        appends: What goes to the end of user texts.
         carriers: Whole messages that the client adds to the newest turn.
         done: Rules that are counted already: rule, path, how many things.
         message_ids: `message_id` keys removed.

@@ -23,6 +23,9 @@ from kvstack.prompt.tooling import tool_texts
 
 __all__ = ["find_all"]
 
+# A client says what its newest turns repeat at the beginning of the first one; behind it may stand a whole project.
+_OPENING_CHARACTERS = 8192
+
 
 def find_all(document: Document, client: Client, former: Former | None = None, *, settles: bool = False) -> Findings:
     """
@@ -57,6 +60,8 @@ class _Finder:
         self._seen: dict[str, int] = {}
         self._carriers: set[int] = set()
         self._settles = settles
+        # The user item whose own head and tail are being read: what leaves them stays with that turn.
+        self._own: int | None = None
 
     def _rules(self, where: str) -> Sequence[Rule]:
         return self.client.at(where, self._dialect)
@@ -144,10 +149,12 @@ class _Finder:
                 self.findings.heads[index] = head
             if contextual:
                 self._first_user(item, head, first)
+            self._own = index
             for block in head.blocks:
                 self._head_block(block, head, heads.get(block.block.name, ()), items[opening])
             for rule in tails:
                 self._tail(item.texts[-1], rule)
+            self._own = None
             if self._settles and item.listed:
                 self._settle(index, item, marks)
 
@@ -292,7 +299,7 @@ class _Finder:
 
     def _append(self, rule: Rule, value: str) -> None:
         pattern = rule.spec.text or "{value}"
-        self.findings.appends.append(Append(rule, "\n\n" + pattern.replace("{value}", value)))
+        self.findings.appends.append(Append(rule, "\n\n" + pattern.replace("{value}", value), self._own))
 
     def _act_whole(self, rule: Rule, text: Text, found: Found, end: int, opening: Item | None) -> None:
         spec = rule.spec
@@ -338,15 +345,19 @@ def _line_around(text: str, start: int, end: int) -> str:
 
 def _stands_in(opening: Item, holder: Text, found: Found) -> bool:
     """
-    Tell whether the target of a block stands in the first user item, outside that block.
+    Tell whether the target of a block stands at the beginning of the first user item, outside that block.
     """
     target = holder.value[found.target[0] : found.target[1]]
+    room = _OPENING_CHARACTERS
     for text in opening.texts:
-        value = text.value
+        value = text.value[:room]
         if text is holder:
             value = value[: found.start] + "\0" + value[found.end :]
         if target in value:
             return True
+        room -= len(value)
+        if room <= 0:
+            break
     return False
 
 

@@ -5,7 +5,7 @@ What shall happen to a request, knowing what happened to the ones before it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvstack.prompt.conversation import Appended, Placed, Remembered
 from kvstack.prompt.dialects import Document, Item, Text
@@ -88,9 +88,11 @@ class Planner:
         plan = Plan(dict(state.frozen), dict(state.announced), list(state.appended), list(state.placed))
         newest = self._newest()
         self._freeze(plan)
+        self._keep_with_their_turns(plan, newest)
         # What was appended to this turn before is what the server has cached: the same bytes again, nothing new.
         if newest is not None and not any(entry.position == newest for entry in plan.appended):
-            wanted = list(self._findings.appends)
+            last = self._indices[newest]
+            wanted = [append for append in self._findings.appends if append.index in (None, last)]
             if self._is_last(newest):
                 wanted += self._announcements(plan, live)
             plan.appended += [
@@ -98,6 +100,25 @@ class Planner:
             ]
         self._place(plan)
         return plan
+
+    def _keep_with_their_turns(self, plan: Plan, newest: int | None) -> None:
+        """
+        What a client keeps in earlier turns of the user goes to the end of each of them, where it went when the turn
+        was the newest; never twice, if it is remembered from then.
+        """
+        if not self._findings.appends:
+            return
+        positions = {index: position for position, index in enumerate(self._indices)}
+        known = {(entry.position, entry.rule): n for n, entry in enumerate(plan.appended)}
+        for append in self._findings.appends:
+            position = None if append.index is None else positions.get(append.index)
+            if position is None or position == newest:
+                continue
+            n = known.get((position, append.rule.name))
+            if n is None:
+                plan.appended.append(Appended(position, append.rule.name, append.text, sticky=True))
+            else:
+                plan.appended[n] = replace(plan.appended[n], sticky=True)
 
     def _newest(self) -> int | None:
         """
@@ -145,13 +166,18 @@ class Planner:
         for entry in plan.appended:
             if (entry.sticky or entry.position == newest) and entry.rule in self._rules.by_name:
                 by_position.setdefault(entry.position, []).append(entry)
+        own: dict[int, list[Op]] = {}
+        for op in self._ops:
+            own.setdefault(id(op.text), []).append(op)
         ops = []
         for position, entries in by_position.items():
             item = self._counted[position] if position < len(self._counted) else None
             if item is None or item.role != "user" or not item.texts:
                 continue
-            text = _last_text(item, self._ops)
-            if not text.value.endswith("".join(entry.text for entry in entries)):
+            text = _last_text(item, own)
+            if not changed_text(text, own.get(id(text), ()), bare=False).endswith(
+                "".join(entry.text for entry in entries)
+            ):
                 end = len(text.value)
                 ops += [Op(text, end, end, entry.text, "", self._rules.by_name[entry.rule]) for entry in entries]
         return ops
@@ -168,7 +194,15 @@ class Planner:
         kept_before = 0
         turn: int | None = None
         missing = {(entry.position, entry.text) for entry in known}
+        known_texts = {entry.text for entry in known}
+        # What was appended to each turn: text by the rule that wanted it.
+        merges: dict[int, dict[str, str]] = {}
+        for appended in plan.appended:
+            merges.setdefault(appended.position, {})[appended.text] = appended.rule
         by_index = {carrier.index: carrier for carrier in self._findings.carriers}
+        # The one that stands last before the carrier that is looked at; known ones are in the order of their places.
+        last: Placed | None = None
+        earlier = 0
         for index, item in enumerate(items):
             carrier = by_index.get(index)
             if carrier is None:
@@ -177,41 +211,48 @@ class Planner:
                 continue
             if carrier.rule is None:
                 continue
-            if carrier.rule.spec.action == "drop":
+            while earlier < len(known) and known[earlier].position <= kept_before:
+                last, earlier = known[earlier], earlier + 1
+            # Dropped, as long as no earlier one stands: it tells that what that one says is over.
+            if carrier.rule.spec.action == "drop" and last is None:
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
             text = item.texts[0].value
-            merged = any(entry.position == turn and entry.text == f"\n\n{text}" for entry in plan.appended)
+            merged = turn is not None and f"\n\n{text}" in merges.get(turn, ())
             wanted = self._merges or carrier.rule.spec.action == "sticky"
             # What was done to a carrier before is done again, also if the template or the rule changed meanwhile.
-            if turn is not None and (merged or (wanted and not any(entry.text == text for entry in known))):
-                self._merge(plan, turn, carrier.rule, item, text)
+            if turn is not None and (merged or (wanted and text not in known_texts)):
+                self._merge(plan, turn, carrier.rule, item, text, merges)
                 continue
             if (kept_before, text) in missing:
                 missing.discard((kept_before, text))
-            elif any(entry.text == text and entry.position <= kept_before for entry in known):
+            elif last is not None and last.text == text:
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
             elif self._remembers:
                 start, end = self._document.locate(item.path)
                 raw = self._document.text[start:end]
-                standing.append(Placed(kept_before, carrier.rule.name, raw, text))
+                last = Placed(kept_before, carrier.rule.name, raw, text)
+                standing.append(last)
         for entry in known:
             if (entry.position, entry.text) in missing:
                 self._insert(plan, entry)
         plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
 
-    def _merge(self, plan: Plan, turn: int, rule: Rule, item: Item, text: str) -> None:
+    def _merge(
+        self, plan: Plan, turn: int, rule: Rule, item: Item, text: str, merges: dict[int, dict[str, str]]
+    ) -> None:
         """
         Append a carrier to the turn that it belongs to; a later one with other words stays a message of its own.
         """
-        appended = [entry.text for entry in plan.appended if entry.position == turn and entry.rule == rule.name]
+        appended = [merged for merged, owner in merges.get(turn, {}).items() if owner == rule.name]
         words = self._counted[turn].texts[-1].value
         if not appended and words.endswith(text[-_CLOSING_CHARACTERS:]):
             return  # the turn has one already
         if not appended:
             plan.appended.append(Appended(turn, rule.name, f"\n\n{text}", sticky=True))
+            merges.setdefault(turn, {})[f"\n\n{text}"] = rule.name
         if not appended or f"\n\n{text}" in appended:
             plan.dropped.append(item.index)
             plan.done.append((rule, item.path, 1))
@@ -228,12 +269,16 @@ class Planner:
             plan.done.append((self._rules.by_name[entry.rule], before.path, 1))
 
 
-def _last_text(item: Item, ops: Sequence[Op]) -> Text:
+def _last_text(item: Item, ops: Mapping[int, Sequence[Op]]) -> Text:
     """
     Return the last text of an item that rules leave standing.
+
+    Args:
+        item: The item.
+        ops: Replacements, by the identity of their text.
     """
     for text in reversed(item.texts):
-        own = [op for op in ops if op.text is text]
+        own = ops.get(id(text))
         if not own or changed_text(text, own, bare=False):
             return text
     return item.texts[-1]

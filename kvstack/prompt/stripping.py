@@ -196,7 +196,7 @@ class _Request:
         """
         live = {op.key: op.live for op in self.ops if op.key}
         if self.memory is None:
-            return Remembered(""), Chain((), (), False), live
+            return Remembered(""), Chain((), (), None), live
         by_text: dict[int, list[Op]] = {}
         for op in self.ops:
             by_text.setdefault(id(op.text), []).append(op)
@@ -214,7 +214,7 @@ class _Request:
         findings, seed = self.findings, self.document.api.value.encode()
         links = (self.former or Former(self.document, self.client)).chain(digests, seed)
         users = accumulate([item.role == "user" for item in self._counted])
-        answered = any(item.role == "assistant" for item in self._counted)
+        answered = next((n for n, item in enumerate(self._counted) if item.role == "assistant"), None)
         chain = Chain(tuple(links), tuple(users), answered)
         self.memory.recent.keep(
             Former(self.document, self.client, known, findings.local, findings.opening, digests, links), self.former

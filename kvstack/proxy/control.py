@@ -47,6 +47,18 @@ EVENT_PAUSE_S = 15.0
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+class AsciiJson(JSONResponse):
+    """
+    JSON in ASCII: a client may have sent half a surrogate pair, which has no other spelling.
+    """
+
+    def render(self, content: Any) -> bytes:
+        """
+        Spell *content*.
+        """
+        return json.dumps(content).encode()
+
+
 class Controlled(Protocol):
     """
     What the control routes need of a stack.
@@ -106,7 +118,7 @@ def control_routes(
         return check
 
     async def status(_: Request) -> Response:
-        return JSONResponse(stack.snapshot().to_dict(), headers={"cache-control": "no-store"})
+        return AsciiJson(stack.snapshot().to_dict(), headers={"cache-control": "no-store"})
 
     async def warmup(_: Request) -> Response:
         try:
@@ -256,5 +268,5 @@ def _message(kind: str, data: dict[str, Any]) -> str:
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
-def _answer(http_status: int, status: str, message: str, data: dict[str, Any] | None = None) -> JSONResponse:
-    return JSONResponse({"status": status, "message": message, "data": data}, http_status)
+def _answer(http_status: int, status: str, message: str, data: dict[str, Any] | None = None) -> AsciiJson:
+    return AsciiJson({"status": status, "message": message, "data": data}, http_status)

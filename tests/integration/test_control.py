@@ -220,6 +220,19 @@ async def test_a_request_is_explained_and_its_text_needs_the_token() -> None:
             assert status == 404
 
 
+async def test_half_a_surrogate_pair_can_be_shown() -> None:
+    """A client's text may hold what UTF-8 has no spelling for; figures and quotes are told all the same."""
+    async with run_stub(answer(ANSWER)) as stub, proxy(stub, keep_bodies=2) as running:
+        for turn in range(2):
+            body = chat(f"Rules \ud800 {turn} more.", turn)
+            assert b"\\ud800" in body
+            await exchange(running.port, http("POST", CHAT, body))
+        for path in ("/kvstack/requests/2?text=1", "/kvstack/requests/2/diff", "/kvstack/status"):
+            status, _, told = await exchange(running.port, http("GET", path, b"", TOKEN))
+            assert status == 200
+            assert json.loads(told)
+
+
 async def test_a_diff_is_shown_if_bodies_are_kept_and_to_the_owner_alone() -> None:
     """Original against stripped: the endpoint that users of a stripping proxy ask for first."""
     original = chat("S", 0).replace(b'"q0"', b'"[Wed 2026-02-18 20:48 UTC] q0"')

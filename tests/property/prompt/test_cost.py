@@ -65,13 +65,24 @@ def ask(system: str, *user: str) -> dict[str, Any]:
 
 
 def seconds(body: bytes) -> float:
-    """The processor time of one request, the best of three."""
+    """The processor time of one request, of one client and another, the best of three."""
     times = []
     for _ in range(3):
         start = time.process_time()
-        apply_rules(body, CHAT, RULES, ConversationMemory())
+        apply_rules(body, CHAT, RULES, ConversationMemory(), chat_template=STRICT)
+        apply_rules(body, CHAT, RULES, ConversationMemory(), QWEN)
         times.append(time.process_time() - start)
     return min(times)
+
+
+QWEN = [("User-Agent", "QwenCode/0.24")]
+STRICT = "{{ raise_exception('Conversation roles must alternate') }}"
+
+
+def reminders(n: int) -> dict[str, Any]:
+    """A Qwen Code conversation that keeps its date reminders, each with another date, behind a long first text."""
+    turns = (f"<system-reminder>\nThe current date is: Monday, May 1, {k}. x\n</system-reminder>\nu" for k in range(n))
+    return ask(META, "words " * 20 * n, *turns)
 
 
 def assert_linear(make: Callable[[int], Any], size: int) -> None:
@@ -102,6 +113,7 @@ MANY: dict[str, Callable[[int], Any]] = {
     "system parts": lambda n: {"messages": [{"role": "system", "content": [{"text": IDS}] * n}]},
     "event parts": lambda n: {"messages": [{"role": "user", "content": [{"text": f"{EVENT}{k}"} for k in range(n)]}]},
     "top keys": lambda n: {f"k{k}": k for k in range(n)} | ask(META, "x"),
+    "reminders": reminders,
     "tools": lambda n: ask(META, "x") | {"tools": [{"description": "Co-Authored-By: x"} for _ in range(n)]},
 }
 

@@ -22,6 +22,11 @@ client = "test"
 system = "TEST"
 
 [[block]]
+name = "over"
+where = "message"
+pattern = "<carrier>none</carrier>"
+
+[[block]]
 name = "carrier"
 where = "message"
 pattern = "<carrier>{text}</carrier>"
@@ -46,6 +51,18 @@ where = "system"
 pattern = "Pulse: [[{int}]]\\n"
 action = "tail"
 text = "[pulse {value}]"
+
+[[rule]]
+name = "test.mode"
+where = "user tail"
+pattern = "<mode>{line}</mode>"
+action = "sticky"
+
+[[rule]]
+name = "test.over"
+where = "message"
+block = "over"
+action = "drop"
 
 [[rule]]
 name = "test.carrier"
@@ -156,6 +173,82 @@ def test_carrier_stays_where_it_first_stood() -> None:
     assert first[1:] == ["one", C1[1]]
     assert loop[1:] == ["one", C1[1], "calling", "result"]
     assert later[1:] == ["one", C1[1], "calling", "result", "yes", "two", C2[1]]
+
+
+def test_a_block_that_the_client_keeps_stays_with_its_turn() -> None:
+    """Whether a client keeps the block in its history or not, each turn ends with its own, once."""
+    note = {n: ("user", f"<note>{n}</note>\n{n}") for n in ("a", "b", "c")}
+    for remembers in (True, False):
+        memory = ConversationMemory()
+        former: list[str] = []
+        said: list[tuple[str, str]] = []
+        for n, turn in note.items():
+            said.append(turn)
+            texts, _ = send(ask(*said), memory if remembers else ConversationMemory())
+            assert texts[: len(former)] == former
+            assert texts[-1] == f"{n}\n\n<note>{n}</note>"
+            former = texts
+            said.append(A1)
+
+
+def test_a_block_that_the_client_keeps_is_told_apart_by_action() -> None:
+    """The same holds for `tail`, which is not brought back where the client lets it go."""
+    pack = PACK.replace('action = "sticky"', 'action = "tail"')
+    rules = compile_rules([parse_pack(pack, "test.toml")])
+    memory = ConversationMemory()
+    first, second = ("user", "<note>x</note>\none"), ("user", "<note>y</note>\ntwo")
+    assert send(ask(first), memory, rules)[0][-1] == "one\n\n<note>x</note>"
+    kept, _ = send(ask(first, A1, second), memory, rules)
+    assert kept[1:] == ["one\n\n<note>x</note>", "yes", "two\n\n<note>y</note>"]
+    memory = ConversationMemory()
+    send(ask(first), memory, rules)
+    assert send(ask(U1, A1, second), memory, rules)[0][1:] == ["one", "yes", "two\n\n<note>y</note>"]
+
+
+def test_a_block_at_the_end_stays_at_the_end() -> None:
+    """A block that stands where it would be put is not lost, now or when its turn is history."""
+    memory = ConversationMemory()
+    first = ("user", "one\n\n<mode>plan</mode>")
+    assert send(ask(first), memory)[0][-1] == first[1]
+    assert send(ask(first, A1, U2), memory)[0][1] == first[1]
+    assert send(ask(U1, A1, U2), memory)[0][1] == first[1]
+
+
+def test_a_carrier_that_says_again_what_was_said_before_last_is_sent() -> None:
+    """What stands last is what the model believes: only a copy of that one is dropped."""
+    memory = ConversationMemory()
+    for loop in ((C1,), (CALL, TOOL, C2), (CALL, TOOL, CALL, TOOL, C1)):
+        texts, _ = send(ask(U1, *loop), memory)
+    assert texts[1:] == ["one", C1[1], "calling", "result", C2[1], "calling", "result", C1[1]]
+
+
+def test_a_carrier_that_says_nothing_is_dropped_unless_an_earlier_one_stands() -> None:
+    """It tells that what the earlier one says is over."""
+    over = ("user", "<carrier>none</carrier>")
+    memory = ConversationMemory()
+    assert send(ask(U1, over), memory)[0][1:] == ["one"]
+    memory = ConversationMemory()
+    send(ask(U1, C1), memory)
+    second, _ = send(ask(U1, A1, U2, over), memory)
+    assert second[1:] == ["one", C1[1], "yes", "two", over[1]]
+    third, _ = send(ask(U1, A1, U2, A2, U3, over), memory)
+    assert third[1:] == [*second[1:], "no", "three"]
+
+
+def test_many_turns_of_another_kind_do_not_end_a_conversation() -> None:
+    """A night of heartbeats, with another system text, between two turns of a chat that a model has answered in."""
+    memory = ConversationMemory()
+    send(ask(U1, C1), memory)
+    former, result = send(ask(U1, A1, U2, C2), memory)
+    said = [U1, A1, U2, A2]
+    for number in range(5):
+        other = ask(*said, ("user", f"beat {number}"))
+        other["messages"][0]["content"] += " beats"
+        send(other, memory)
+        said += [("user", f"beat {number}"), ("assistant", "ok")]
+    texts, again = send(ask(*said, U3), memory)
+    assert texts[: len(former)] == former
+    assert again.conversation == result.conversation
 
 
 def test_changed_carrier_in_a_tool_loop_is_sent_beside_the_old_one() -> None:
@@ -286,7 +379,7 @@ def test_memory_is_bounded() -> None:
 def test_a_state_larger_than_the_memory_is_not_kept() -> None:
     """One request that alone exceeds the limit leaves nothing behind, and nothing fails."""
     memory = ConversationMemory(max_bytes=2_000)
-    memory.remember(Chain((b"x",), (1,), True), Remembered("c1", frozen={"a": "y" * 5_000}))
+    memory.remember(Chain((b"x",), (1,), 0), Remembered("c1", frozen={"a": "y" * 5_000}))
     assert (len(memory), memory.bytes) == (0, 0)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.dialects import Api, api_of, read_document
 from kvstack.prompt.roles import turn_markers
 from kvstack.prompt.rules import RuleSet, apply_rules
@@ -168,3 +169,42 @@ def test_tools_of_a_former_request_count_only_where_they_stand_last() -> None:
     again = read_document(f'{{"tools": {two}, "messages": [], "tools": {one}}}', Api.CHAT, formers=[former])
     assert again.tool_names == {"read"}
     assert again.top["tools"] is former.top["tools"]
+
+
+def test_a_list_that_comes_again_as_an_empty_one(rules: RuleSet) -> None:
+    """Of two lists of messages the last one counts, also if it is empty and the first one is known."""
+    memory = ConversationMemory()
+    said = '{"messages": [{"role": "user", "content": "[Wed 2026-02-18 20:48 UTC] hi"}]'
+    for body in (said + "}", said + ', "messages": []}'):
+        first = apply_rules(body.encode(), "/v1/chat/completions", rules, memory)
+    assert first.body == (said + ', "messages": []}').encode()
+
+
+CHATML = "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}"
+
+
+def raw(*turns: tuple[str, str]) -> bytes:
+    """A raw prompt that asks the model to go on."""
+    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    return json.dumps({"prompt": said + "<|im_start|>assistant\n"}).encode()
+
+
+def test_a_raw_prompt_continues_its_conversation(rules: RuleSet) -> None:
+    """The opened turn at the end is what the model shall say, and no part of what was said."""
+    memory = ConversationMemory()
+    system = 'You are an agent in the Continue CLI.\nToday\'s date: 2026-11-{}\n<context name="gitStatus">\nx</context>'
+    turns = [("user", "hi"), ("assistant", "yo"), ("user", "more")]
+
+    def send(day: int, n: int) -> tuple[str, str | None]:
+        body = raw(("system", system.format(day)), *turns[:n])
+        done = apply_rules(body, "/completion", rules, memory, chat_template=CHATML)
+        return json.loads(done.body)["prompt"], done.conversation
+
+    first, name = send(29, 1)
+    second, again = send(30, 3)
+    assert again == name
+    assert second.startswith(first.removesuffix("<|im_start|>assistant\n"))
+    assert "2026-11-30" in second.partition("more")[2]
+    other, another = send(30, 1)
+    assert another != name, "no model has spoken in it, so it is a new conversation"
+    assert "2026-11-29" not in other
