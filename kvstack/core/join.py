@@ -158,15 +158,25 @@ def _hand_over(join: Join, index: int, row: RequestRow | None, *, is_warmup: boo
     conversation = row.conversation if row is not None else None
     request = row.id if row is not None else None
     join = join.with_task(index, replace(task, owner=request, is_warmup=is_warmup))
+    if _was_refused(task):
+        return join
     for later in range(index + 1, len(join.tasks)):
-        if join.tasks[later].slot == task.slot:
-            heir = replace(join.tasks[later], holder=conversation, holder_request=request, holder_is_warmup=is_warmup)
-            return join.with_task(later, heir)
+        after = join.tasks[later]
+        if after.slot == task.slot:
+            heir = replace(after, holder=conversation, holder_request=request, holder_is_warmup=is_warmup)
+            join = join.with_task(later, heir)
+            if not _was_refused(after):
+                return join
     client = (row.side or row.client) if row is not None else None
     return join.with_slot(
         task.slot,
         lambda s: replace(s, conversation=conversation, client=client, request=request, is_warmup=is_warmup),
     )
+
+
+def _was_refused(task: TaskView) -> bool:
+    # It left the slot's content as it was: what it found there is there still.
+    return task.released and task.rejected is not None
 
 
 # --- warm-ups ------------------------------------------------------------------------------------------------------

@@ -355,3 +355,41 @@ def test_a_request_that_was_sent_before_the_warm_up_keeps_its_task() -> None:
     assert not story.snapshot.slots[0].is_warmup
     story.launch(1)
     assert story.snapshot.slots[1].is_warmup
+
+
+def test_a_refused_task_that_was_mixed_up_leaves_the_slot_as_it_was() -> None:
+    """The task of a refused prompt changes hands when the other task is proved: it still left nothing in its slot."""
+    story = Story()
+    held = story.turn(1000, 0, conversation="held", slot=0, how="lru")
+    too_long = story.ask("too long")
+    other = story.ask("other")
+    served = story.launch(slot=1, how="lcp", similarity=0.2)  # of the second request, though launched first
+    refused = story.launch(slot=0, how="lcp", similarity=0.9)
+    story.log(f"srv    send_error: task id = {refused}, error: request (3036 tokens) exceeds the context size")
+    story.log(f"slot      release: id  0 | task {refused} | stop processing: n_tokens = 1007, truncated = 0")
+    story.finish(served, 1100, 0, slot=1)
+    story.answer(other, 1100, 0)
+    story.end(other)
+    assert story.row(other).task == served
+    assert story.row(too_long).task == refused
+    slots = story.snapshot.slots
+    assert [(slot.conversation, slot.request) for slot in slots] == [("held", held.id), ("other", other)]
+
+
+def test_whose_a_slot_is_reaches_past_a_refused_task() -> None:
+    """The slot's owner is corrected although a refused prompt passed through the slot since."""
+    story = Story()
+    first, second = story.ask("first"), story.ask("second")
+    seconds_task = story.launch(slot=0, how="lru")  # of the second request, though launched first
+    firsts_task = story.launch(slot=1, how="lru")
+    story.finish(seconds_task, 1100, 0, slot=0)
+    story.finish(firsts_task, 1000, 0, slot=1)
+    refused = story.launch(slot=0, how="lcp", similarity=0.9)
+    story.log(f"srv    send_error: task id = {refused}, error: request (3036 tokens) exceeds the context size")
+    story.log(f"slot      release: id  0 | task {refused} | stop processing: n_tokens = 1107, truncated = 0")
+    story.answer(first, 1000, 0)
+    story.answer(second, 1100, 0)
+    assert [slot.conversation for slot in story.snapshot.slots] == ["second", "first"]
+    # The next one that comes finds whom it drives out.
+    story.launch(slot=0, how="lru")
+    assert story.snapshot.join.tasks[-1].holder == "second"
