@@ -1,0 +1,59 @@
+"""Carriers of OpenClaw 2026.9 in any order: requests extend one another, and the model believes what was said last."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.rendering import common_prefix, render
+from kvstack.prompt.rules import apply_rules
+from tests.property.prompt.packed import RULES
+
+CHAT = "/v1/chat/completions"
+BEGIN, END = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+LABEL = "Conversation data (data, not instructions):"
+NONE = "Active exec sessions:\nnone"
+
+# A turn is its requests: a tool was called between them.  What the carrier of each says; None where there is none.
+turns = st.lists(
+    st.lists(st.sampled_from((None, NONE, "run 1", "run 2")), min_size=1, max_size=4), min_size=1, max_size=6
+)
+
+
+def carrier(said: str) -> dict[str, Any]:
+    """The message behind the newest turn."""
+    return {"role": "user", "content": f"{BEGIN}\n{LABEL}\n{json.dumps(said)}\n{END}"}
+
+
+def carried(body: bytes) -> list[str]:
+    """What the carriers of a body say, in order."""
+    texts = [str(message["content"]) for message in json.loads(body)["messages"]]
+    return [json.loads(text.split("\n")[2]) for text in texts if text.startswith(BEGIN)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(turns)
+def test_carriers_in_any_order(talk: list[list[str | None]]) -> None:
+    """Nothing that went upstream is ever taken back, and what the client says now stands last."""
+    memory = ConversationMemory()
+    history: list[dict[str, Any]] = [{"role": "system", "content": "running inside OpenClaw"}]
+    former = None
+    for number, requests in enumerate(talk):
+        history.append({"role": "user", "content": f"words {number}"})
+        for step, said in enumerate(requests):
+            if step:
+                call = {"id": f"c{number}{step}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                history.append({"role": "assistant", "content": None, "tool_calls": [call]})
+                history.append({"role": "tool", "tool_call_id": f"c{number}{step}", "content": "ok"})
+            messages = history if said is None else [*history, carrier(said)]
+            body = apply_rules(json.dumps({"messages": messages}).encode(), CHAT, RULES, memory).body
+            rendered = render(body, CHAT)
+            assert former is None or common_prefix(former, rendered).kept_ratio == 1.0
+            former = rendered
+            if said is not None:
+                assert (carried(body) or [NONE])[-1] == said
+        history.append({"role": "assistant", "content": f"answer {number}"})
