@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvstack.core.rulespec import PackSpec, RuleSpec, merge_rule, parse_pack_spec
+from kvstack.core.rulespec import PackSpec, RulePatch, RuleSpec, merge_rule, parse_pack_spec
 from kvstack.errors import ConfigError, Problem
 from kvstack.prompt.head import Block, HeadReader
 from kvstack.prompt.pattern import Pattern, PatternError, compile_pattern
@@ -52,8 +52,12 @@ def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -
         ConfigError: A pattern cannot be compiled, a name is used twice, or a user's rule does not fit.
     """
     settings = settings or RuleSettings()
-    patches = {patch.name: (index, patch) for index, patch in enumerate(settings.added)}
     own = _Problems(settings.source)
+    patches: dict[str, tuple[int, RulePatch]] = {}
+    for index, patch in enumerate(settings.added):
+        if patch.name in patches:
+            own.add(f"rules.add.{index}.name", f"{patch.name!r} was added before; say all of it in one place")
+        patches.setdefault(patch.name, (index, patch))
     names: set[str] = set()
     packed: list[tuple[Pack, list[Rule]]] = []
     for pack in packs:
@@ -192,6 +196,8 @@ def _rule(
     problems: _Problems,
 ) -> list[Rule]:
     block = _rule_block(spec, blocks, path, problems)
+    if block is not None and spec.keys and not any(pattern.reads_json for pattern in block.patterns):
+        problems.add(f"{path}.keys", "there is no JSON to have keys: its pattern needs {json} or {json-fence}")
     same = _compile(spec.same, f"{path}.same", problems) if spec.same else ()
     if spec.inside is not None and spec.inside not in blocks:
         problems.add(f"{path}.inside", f"there is no block {spec.inside!r} in this pack")

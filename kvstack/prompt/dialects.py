@@ -72,6 +72,7 @@ _DIALECTS = {
 # llama-server serves most routes with and without /v1; the side routes must see the same text as the main ones.
 _PATHS = {
     "/chat/completions": Api.CHAT,
+    "/chat/completions/input_tokens": Api.CHAT,
     "/apply-template": Api.CHAT,
     "/responses": Api.RESPONSES,
     "/responses/input_tokens": Api.RESPONSES,

@@ -135,6 +135,13 @@ class Pattern:
     target_to: int | None
     head: str
 
+    @property
+    def reads_json(self) -> bool:
+        """
+        It has a token that reads JSON, whose keys a rule can name.
+        """
+        return any(isinstance(element, _Token) and element.name in ("json", "json-fence") for element in self.elements)
+
     def match(self, text: str, pos: int) -> Found | None:
         """
         Match exactly at *pos*.
@@ -311,6 +318,8 @@ def compile_pattern(source: str) -> Pattern:
         if pair in ("{{", "}}"):
             literal.append(pair[0])
             pos += 2
+        elif pair == "[[" and len(marks) == 2:
+            raise PatternError("a second [[: a pattern has one target")
         elif pair in ("[[", "]]") and len(marks) == (pair == "]]"):
             flush()
             marks.append(len(elements))
@@ -330,6 +339,8 @@ def compile_pattern(source: str) -> Pattern:
         raise PatternError("the pattern is empty")
     if len(marks) == 1:
         raise PatternError("[[ has no ]]")
+    if marks and marks[0] == marks[1]:
+        raise PatternError("nothing stands between [[ and ]]")
     for element, following in itertools.pairwise(elements):
         if not (isinstance(element, _Token) and isinstance(following, _Token)):
             continue

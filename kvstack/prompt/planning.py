@@ -89,7 +89,13 @@ class Planner:
         newest = self._newest()
         self._freeze(plan)
         self._keep_with_their_turns(plan, newest)
-        # What was appended to this turn before is what the server has cached: the same bytes again, nothing new.
+        # What was appended to this turn before is what the server has cached: the same bytes again, nothing new.  But
+        # the same words may come again as a reply to another message.
+        for n, entry in enumerate(plan.appended):
+            if entry.position == newest and entry.sticky:
+                again = next((one for one in self._findings.appends if one.rule.name == entry.rule), None)
+                if again is not None and again.index is None and again.text != entry.text:
+                    plan.appended[n] = replace(entry, text=again.text)
         if newest is not None and not any(entry.position == newest for entry in plan.appended):
             last = self._indices[newest]
             wanted = [append for append in self._findings.appends if append.index in (None, last)]
@@ -98,7 +104,8 @@ class Planner:
             plan.appended += [
                 Appended(newest, append.rule.name, append.text, append.rule.spec.action != "tail") for append in wanted
             ]
-        self._place(plan)
+        users = sum(item.role == "user" for item in self._counted)
+        self._place(plan, sent_before=0 < users == state.users)
         return plan
 
     def _keep_with_their_turns(self, plan: Plan, newest: int | None) -> None:
@@ -122,12 +129,11 @@ class Planner:
 
     def _newest(self) -> int | None:
         """
-        Return the position of the user's newest turn.
+        Return the position of the user's newest turn; None if it has no text, for earlier turns are history.
         """
         counted = self._counted
-        return next(
-            (n for n in range(len(counted) - 1, -1, -1) if counted[n].role == "user" and counted[n].texts), None
-        )
+        newest = next((n for n in range(len(counted) - 1, -1, -1) if counted[n].role == "user"), None)
+        return newest if newest is not None and counted[newest].texts else None
 
     def _is_last(self, position: int) -> bool:
         """
@@ -182,9 +188,13 @@ class Planner:
                 ops += [Op(text, end, end, entry.text, "", self._rules.by_name[entry.rule]) for entry in entries]
         return ops
 
-    def _place(self, plan: Plan) -> None:
+    def _place(self, plan: Plan, *, sent_before: bool) -> None:
         """
         Leave each carrier where it first stood, and bring back those whose turn is history.
+
+        Args:
+            plan: Takes what is decided.
+            sent_before: The newest turn was sent before: this is a step of its tool loop, or a repetition.
         """
         if not self._findings.carriers and not plan.placed:
             return
@@ -203,6 +213,7 @@ class Planner:
         # The one that stands last before the carrier that is looked at; known ones are in the order of their places.
         last: Placed | None = None
         earlier = 0
+        newest, live = self._newest(), max(by_index, default=-1)
         for index, item in enumerate(items):
             carrier = by_index.get(index)
             if carrier is None:
@@ -213,8 +224,9 @@ class Planner:
                 continue
             while earlier < len(known) and known[earlier].position <= kept_before:
                 last, earlier = known[earlier], earlier + 1
+            current = known[-1] if known and known[-1].position > kept_before else last
             # Dropped, as long as no earlier one stands: it tells that what that one says is over.
-            if carrier.rule.spec.action == "drop" and last is None:
+            if carrier.rule.spec.action == "drop" and current is None:
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
@@ -225,8 +237,21 @@ class Planner:
             if turn is not None and (merged or (wanted and text not in known_texts)):
                 self._merge(plan, turn, carrier.rule, item, text, merges)
                 continue
-            if (kept_before, text) in missing:
-                missing.discard((kept_before, text))
+            in_place = (kept_before, text) in missing
+            missing.discard((kept_before, text))
+            if sent_before and index == live and turn == newest and kept_before < len(self._counted):
+                # One dialect writes it behind the user's words, whenever it changed.  What was sent without it or with
+                # another one stays as it was; what is new goes to the end.
+                if not in_place:
+                    plan.dropped.append(index - self._document.before_list)
+                    plan.done.append((carrier.rule, item.path, 1))
+                if current is None or current.text != text:
+                    start, end = self._document.locate(item.path)
+                    last = Placed(len(self._counted), carrier.rule.name, self._document.text[start:end], text)
+                    standing.append(last)
+                    self._insert(plan, last)
+            elif in_place:
+                continue
             elif last is not None and last.text == text:
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))

@@ -25,6 +25,9 @@ _DEFAULT_PATHS = {
 }
 
 
+_MAX_DIGITS = 4000
+
+
 class RecordingError(ValueError):
     """
     The text is no recording.
@@ -83,7 +86,7 @@ def read_recording(text: str) -> list[Recorded]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = json.loads(line, parse_int=_integer)
         except (ValueError, RecursionError) as error:
             raise RecordingError(f"line {number}: {error}") from None
         found += _record(line, value, number)
@@ -93,7 +96,7 @@ def read_recording(text: str) -> list[Recorded]:
 def _record(text: str, value: Any, line: int) -> list[Recorded]:
     if not isinstance(value, dict):
         raise RecordingError(f"line {line}: a request is a JSON object")
-    value = json.loads(text)  # with numbers as numbers
+    value = json.loads(text, parse_int=_integer)  # with numbers as numbers
     if "body" not in value:
         return [Recorded(text.strip(), value, line=line)]
     if value["body"] is None:
@@ -113,6 +116,11 @@ def _record(text: str, value: Any, line: int) -> list[Recorded]:
             line,
         )
     ]
+
+
+def _integer(digits: str) -> int:
+    # Python refuses to read more digits than this; nobody counts with them, and the body's text keeps them.
+    return int(digits) if len(digits) <= _MAX_DIGITS else 0
 
 
 def _pairs(headers: Any) -> tuple[tuple[str, str], ...]:

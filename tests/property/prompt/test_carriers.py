@@ -13,7 +13,6 @@ from kvstack.prompt.rendering import common_prefix, render
 from kvstack.prompt.rules import apply_rules
 from tests.property.prompt.packed import RULES
 
-CHAT = "/v1/chat/completions"
 BEGIN, END = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 LABEL = "Conversation data (data, not instructions):"
 NONE = "Active exec sessions:\nnone"
@@ -29,31 +28,51 @@ def carrier(said: str) -> dict[str, Any]:
     return {"role": "user", "content": f"{BEGIN}\n{LABEL}\n{json.dumps(said)}\n{END}"}
 
 
+def called(name: str, *, responses: bool) -> list[dict[str, Any]]:
+    """A call of a tool, and its result."""
+    if responses:
+        return [
+            {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": name, "output": "ok"},
+        ]
+    call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": name, "content": "ok"},
+    ]
+
+
 def carried(body: bytes) -> list[str]:
     """What the carriers of a body say, in order."""
-    texts = [str(message["content"]) for message in json.loads(body)["messages"]]
+    value = json.loads(body)
+    texts = [str(item.get("content")) for item in value.get("messages") or value["input"]]
     return [json.loads(text.split("\n")[2]) for text in texts if text.startswith(BEGIN)]
 
 
 @settings(max_examples=150, deadline=None)
-@given(turns)
-def test_carriers_in_any_order(talk: list[list[str | None]]) -> None:
-    """Nothing that went upstream is ever taken back, and what the client says now stands last."""
+@given(talk=turns, responses=st.booleans())
+def test_carriers_in_any_order(talk: list[list[str | None]], responses: bool) -> None:
+    """
+    Nothing that went upstream is ever taken back, and what the client says now stands last.
+
+    In chat completions the carrier is always the last message; in responses it stays behind the user's words.
+    """
     memory = ConversationMemory()
+    key, path = ("input", "/v1/responses") if responses else ("messages", "/v1/chat/completions")
     history: list[dict[str, Any]] = [{"role": "system", "content": "running inside OpenClaw"}]
     former = None
     for number, requests in enumerate(talk):
         history.append({"role": "user", "content": f"words {number}"})
+        loop: list[dict[str, Any]] = []
         for step, said in enumerate(requests):
             if step:
-                call = {"id": f"c{number}{step}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-                history.append({"role": "assistant", "content": None, "tool_calls": [call]})
-                history.append({"role": "tool", "tool_call_id": f"c{number}{step}", "content": "ok"})
-            messages = history if said is None else [*history, carrier(said)]
-            body = apply_rules(json.dumps({"messages": messages}).encode(), CHAT, RULES, memory).body
-            rendered = render(body, CHAT)
+                loop += called(f"c{number}{step}", responses=responses)
+            own = [] if said is None else [carrier(said)]
+            items = [*history, *own, *loop] if responses else [*history, *loop, *own]
+            body = apply_rules(json.dumps({key: items}).encode(), path, RULES, memory).body
+            rendered = render(body, path)
             assert former is None or common_prefix(former, rendered).kept_ratio == 1.0
             former = rendered
             if said is not None:
                 assert (carried(body) or [NONE])[-1] == said
-        history.append({"role": "assistant", "content": f"answer {number}"})
+        history += [*loop, {"role": "assistant", "content": f"answer {number}"}]

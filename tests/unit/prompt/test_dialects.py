@@ -20,6 +20,8 @@ STAMP = "[Wed 2026-02-18 20:48 UTC] "
     [
         ("/v1/chat/completions", Api.CHAT),
         ("/chat/completions", Api.CHAT),
+        ("/v1/chat/completions/input_tokens", Api.CHAT),
+        ("/v1/responses/input_tokens", Api.RESPONSES),
         ("/apply-template", Api.CHAT),
         ("/v1/responses", Api.RESPONSES),
         ("/v1/messages?beta=true", Api.MESSAGES),

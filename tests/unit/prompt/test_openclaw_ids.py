@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.dialects import Api
 from kvstack.prompt.rules import RuleSet, Stripped, apply_rules
 
@@ -233,3 +234,20 @@ def test_path_without_a_prompt(rules: RuleSet) -> None:
     result = apply_rules(body, "/v1/embeddings", rules)
     assert result.body is body
     assert result.api is None
+
+
+def test_reply_ids_follow_the_newest_words(rules: RuleSet) -> None:
+    """The same words sent again as a reply to another message name that one; a turn without text names none."""
+    memory = ConversationMemory()
+
+    def ask(reply: str | None, *turns: tuple[str, object]) -> list[object]:
+        keys = {"message_id": "m"} | ({"reply_to_id": reply} if reply else {})
+        said = [{"role": "system", "content": system(**keys)}, *({"role": r, "content": c} for r, c in turns)]
+        done = apply_rules(json.dumps({"messages": said}).encode(), "/v1/chat/completions", rules, memory)
+        return [message["content"] for message in json.loads(done.body)["messages"]][1:]
+
+    first, answer, image = ("user", "u"), ("assistant", "a"), [{"type": "image_url", "image_url": {"url": "x"}}]
+    assert ask(None, first) == ["u"]
+    assert ask("42", first, answer, ("user", "ok")) == ["u", "a", "ok\n\n[reply_to_id: 42]"]
+    assert ask("43", first, answer, ("user", "ok")) == ["u", "a", "ok\n\n[reply_to_id: 43]"]
+    assert ask("44", first, answer, ("user", image)) == ["u", "a", image]

@@ -53,3 +53,10 @@ def test_what_is_no_recording(text: str, line: int) -> None:
     """The message names the line."""
     with pytest.raises(RecordingError, match=f"line {line}: "):
         read_recording(text)
+
+
+def test_a_number_of_any_length() -> None:
+    """Python reads no number of five thousand digits; the body has it all the same."""
+    body = '{"prompt": "x", "seed": ' + "9" * 5000 + "}"
+    for text in (body, f'{{"path": "/completion", "body": {body}}}\n{body}\n'):
+        assert all(one.body == body for one in read_recording(text))

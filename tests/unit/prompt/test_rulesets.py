@@ -81,6 +81,17 @@ def test_switching_off_by_name(ruled: Ruled) -> None:
         ),
         (RulePatch(name="mine", where="system", action="place", pattern=("x",)), "rules.add.0", "whole message"),
         (RulePatch(name="mine", where="first user", action="drop", pattern=("x",)), "rules.add.0", "inside"),
+        (
+            RulePatch(name="mine", where="system", action="drop", pattern=("x [[{int}]] y [[{int}]]",)),
+            "rules.add.0.pattern",
+            "one target",
+        ),
+        (RulePatch(name="mine", where="system", action="drop", pattern=("x [[]]",)), "rules.add.0.pattern", "between"),
+        (
+            RulePatch(name="mine", where="system", action="drop", pattern=("x {int}",), keys=("a",)),
+            "rules.add.0.keys",
+            "no JSON",
+        ),
         (RulePatch(name="openclaw.carrier", also=("x",)), "rules.add.0.also", "only a rule with a `pattern`"),
     ],
 )
@@ -90,6 +101,17 @@ def test_user_rules_that_do_not_fit(packs: list[Pack], patch: RulePatch, path: s
         compile_rules(packs, RuleSettings(added=(patch,), source="kv.toml"))
     assert caught.value.source == "kv.toml"
     assert any(problem.path == path and message in problem.message for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("name", ["mine", "openclaw.timestamps"])
+def test_a_rule_is_added_once(packs: list[Pack], name: str) -> None:
+    """Of two that have one name neither is dropped in silence."""
+    patch = RulePatch(name=name, where="system", action="drop", pattern=("x",))
+    with pytest.raises(ConfigError) as caught:
+        compile_rules(packs, RuleSettings(added=(patch, patch)))
+    assert [problem.path for problem in caught.value.problems if "added before" in problem.message] == [
+        "rules.add.1.name"
+    ]
 
 
 def test_disabling_what_there_is_not(packs: list[Pack]) -> None:
