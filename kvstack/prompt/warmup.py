@@ -96,7 +96,7 @@ def from_recording(text: str, path: str | None = None, user_text: str = USER_TEX
     try:
         recorded = read_recording(text)
     except RecordingError as error:
-        return Problem("warmup.request_file", f"holds no JSON: {error}")
+        return Problem("warmup.request_file", f"is no recorded request: {error}")
     normal = [one for one in recorded if one.kind not in ("side", "probe") and default_path(one.value) is not None]
     if not normal:
         return Problem("warmup.request_file", "holds no model request (a JSON object with messages, input or prompt)")

@@ -304,7 +304,7 @@ def test_check_names_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture
         ('[rules]\ndisable = ["nobodys"]\n', 7, "rules.disable"),
         ('[warmup]\nenabled = false\nrequest_file = "none.json"\n', 8, "none.json: No such file or directory"),
         ('[warmup]\nsystem_prompt_file = "none.txt"\n', 7, "none.txt: No such file or directory"),
-        ('[warmup]\nrequest_file = "box.toml"\n', 7, "box.toml holds no JSON"),
+        ('[warmup]\nrequest_file = "box.toml"\n', 7, "box.toml is no recorded request"),
     ],
 )
 def test_check_and_doctor_refuse_what_up_refuses(
