@@ -92,6 +92,12 @@ class BlockSpec(_Spec):
     repeat: bool = False
     """It may stand more than once in a row."""
 
+    alone: bool = False
+    """The client gives it a content part of its own: with other words in the same part it is the user's."""
+
+    not_behind: Literals = ()
+    """Blocks that the client never writes in front of it: their names, or those of rules with a `pattern`."""
+
 
 class SideSpec(_Spec):
     """
@@ -237,7 +243,7 @@ class RulePatch(_Spec):
     """Name of the packed rule to change, or of the new rule."""
 
     also: Patterns | None = None
-    """Patterns that the packed rule shall recognise as well."""
+    """Patterns that the packed rule, or the block that it names, shall recognise as well."""
 
     summary: str | None = None
     where: Where | None = None
@@ -341,17 +347,13 @@ def merge_rule(base: RuleSpec | None, patch: RulePatch, path: str) -> tuple[Rule
     if "block" in given:
         known.pop("pattern", None)
     merged = known | given
-    if patch.also is not None:
-        if merged.get("pattern") is None:
-            return None, [Problem(f"{path}.also", "only a rule with a `pattern` can take more of them")]
+    # More patterns of a rule with a named block are that block's; who compiles the pack adds them there.
+    if patch.also is not None and merged.get("pattern") is not None:
         merged["pattern"] = (*merged["pattern"], *patch.also)
     try:
         return RuleSpec.model_validate(merged), []
     except ValidationError as error:
-        found = _problems(error.errors(), {}, prefix=path)
-        if base is None:
-            found.append(Problem(path, f"there is no packed rule {patch.name!r}, so this must be a complete one"))
-        return None, found
+        return None, _problems(error.errors(), {}, prefix=path)
 
 
 def _problems(errors: Iterable[ErrorDetails], lines: Mapping[str, int], prefix: str = "") -> list[Problem]:

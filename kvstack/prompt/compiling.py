@@ -4,8 +4,9 @@ From packs to rules: read once, laid over with the user's settings, compiled onc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from kvstack.core.rulespec import PackSpec, RulePatch, RuleSpec, merge_rule, parse_pack_spec
 from kvstack.errors import ConfigError, Problem
@@ -59,10 +60,11 @@ def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -
             own.add(f"rules.add.{index}.name", f"{patch.name!r} was added before; say all of it in one place")
         patches.setdefault(patch.name, (index, patch))
     names: set[str] = set()
-    packed: list[tuple[Pack, list[Rule]]] = []
+    packed: list[_Compiled] = []
     for pack in packs:
         found = _Problems(pack.source)
         blocks = _named_blocks(pack, found)
+        _extend_blocks(pack, blocks, patches, own)
         rules: list[Rule] = []
         for index, base in enumerate(pack.spec.rule):
             spec, path, problems = base, f"rule.{index}", found
@@ -80,36 +82,71 @@ def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -
             origin = f"{pack.spec.name} {pack.spec.version}" + (" + config" if problems is own else "")
             rules += _rule(spec, blocks, pack.spec.client, origin, settings, path, problems)
         found.raise_any()
-        packed.append((pack, rules))
+        packed.append(_Compiled(pack, blocks, rules))
     added: list[Rule] = []
     for index, patch in patches.values():
+        near = _nearest(patch.name, names)
+        if patch.also is not None:
+            own.add(f"rules.add.{index}.name", f"there is no packed rule {patch.name!r} to extend{near}")
+            continue
         merged, wrong = merge_rule(None, patch, f"rules.add.{index}")
+        if wrong:
+            missing = f"there is no packed rule {patch.name!r}, so this must be a complete one"
+            own.add(f"rules.add.{index}", missing + near)
         own.found.extend(wrong)
         if merged:
             names.add(merged.name)
             added += _rule(merged, {}, None, "config", settings, f"rules.add.{index}", own)
     for name in sorted(settings.disabled - names):
-        own.add("rules.disable", f"there is no rule {name!r}")
+        own.add("rules.disable", f"there is no rule {name!r}{_nearest(name, names)}")
     own.raise_any()
     return _assemble(packed, added, settings)
 
 
-def _assemble(packed: Sequence[tuple[Pack, list[Rule]]], added: Sequence[Rule], settings: RuleSettings) -> RuleSet:
-    everything = [*(rule for _, rules in packed for rule in rules), *added]
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    pack: Pack
+    blocks: Mapping[str, Block]
+    rules: Sequence[Rule]
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    found = get_close_matches(name, sorted(names), 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _extend_blocks(
+    pack: Pack, blocks: dict[str, Block], patches: Mapping[str, tuple[int, RulePatch]], own: _Problems
+) -> None:
+    """
+    Add to named blocks what the user's rules say that they look like as well.
+    """
+    for rule in pack.spec.rule:
+        number, patch = patches.get(rule.name, (0, None))
+        if patch is None or patch.also is None or patch.pattern is not None:
+            continue
+        block = blocks.get(patch.block or rule.block or "")
+        if block is not None:
+            more = _compile(patch.also, f"rules.add.{number}.also", own)
+            blocks[block.name] = replace(block, patterns=(*block.patterns, *more))
+
+
+def _assemble(packed: Sequence[_Compiled], added: Sequence[Rule], settings: RuleSettings) -> RuleSet:
+    everything = [*(rule for compiled in packed for rule in compiled.rules), *added]
     common = [rule for rule in everything if rule.spec.any_client]
-    sides = [_sides(pack) for pack, _ in packed]
+    sides = [_sides(compiled.pack) for compiled in packed]
     everywhere = [side for group in sides for side in group if side.spec.any_client]
     clients = []
-    for (pack, rules), own in zip(packed, sides, strict=True):
-        names = {rule.name for rule in rules}
-        mine = [*rules, *(rule for rule in common if rule.name not in names)]
-        clients.append(_client(pack.spec.client, pack, mine, [*own, *(side for side in everywhere if side not in own)]))
+    for compiled, own in zip(packed, sides, strict=True):
+        names = {rule.name for rule in compiled.rules}
+        mine = [*compiled.rules, *(rule for rule in common if rule.name not in names)]
+        clients.append(_client(compiled, mine, [*own, *(side for side in everywhere if side not in own)]))
     by_name = {rule.name: rule for rule in everything}
     signs = sorted(
         ((sign, client) for client in clients for sign in client.detect),
         key=lambda found: (found[0].header is None, not found[0].tools),
     )
-    unknown = _client("", None, common, everywhere)
+    unknown = _client(None, common, everywhere)
     return RuleSet(tuple(everything), tuple(clients), unknown, settings, by_name, tuple(signs))
 
 
@@ -117,21 +154,25 @@ def _sides(pack: Pack) -> list[Side]:
     return [Side(spec, tuple(map(compile_pattern, spec.pattern or ()))) for spec in pack.spec.side]
 
 
-def _client(name: str, pack: Pack | None, rules: Iterable[Rule], sides: Iterable[Side]) -> Client:
-    blocks = _named_blocks(pack, _Problems("")) if pack else {}
+def _client(compiled: _Compiled | None, rules: Iterable[Rule], sides: Iterable[Side]) -> Client:
+    pack = compiled.pack if compiled else None
     everything = list(rules)
     active = tuple(rule for rule in everything if rule.active)
     declared: dict[str, list[Block]] = {"user head": [], "user tail": [], "message": []}
-    if pack:
-        for spec in pack.spec.block:
-            declared[spec.where].append(blocks[spec.name])
+    # What the user says of a block comes before what the pack says of it.
+    for rule in everything:
+        if rule.spec.where in declared and rule.origin.endswith("config") and rule.spec.pattern is not None:
+            declared[rule.spec.where].append(rule.block)
+    if compiled:
+        for spec in compiled.pack.spec.block:
+            declared[spec.where].append(compiled.blocks[spec.name])
     # A rule that is off still tells the cursor what its block looks like: what stands behind it must stay reachable.
     for rule in everything:
         if rule.spec.where in declared and rule.block not in declared[rule.spec.where]:
             declared[rule.spec.where].append(rule.block)
     positions = _positions(active)
     return Client(
-        name,
+        pack.spec.client if pack else "",
         pack.spec.detect if pack else (),
         active,
         HeadReader(declared["user head"]),
@@ -180,7 +221,11 @@ def _named_blocks(pack: Pack, problems: _Problems) -> dict[str, Block]:
     blocks = {}
     for index, spec in enumerate(pack.spec.block):
         patterns = _compile(spec.pattern, f"block.{index}.pattern", problems)
-        blocks[spec.name] = Block(spec.name, patterns, spec.repeat)
+        blocks[spec.name] = Block(spec.name, patterns, spec.repeat, spec.alone, frozenset(spec.not_behind))
+    kinds = {*blocks, *(rule.name for rule in pack.spec.rule if rule.pattern is not None)}
+    for index, spec in enumerate(pack.spec.block):
+        for name in sorted({*spec.not_behind} - kinds):
+            problems.add(f"block.{index}.not_behind", f"there is no block {name!r} in this pack{_nearest(name, kinds)}")
     for index, side in enumerate(pack.spec.side):
         _compile(side.pattern or (), f"side.{index}.pattern", problems)
     return blocks

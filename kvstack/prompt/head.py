@@ -2,8 +2,9 @@
 One cursor reads the head of a user text: blocks that the client wrote, then the user's own words.
 
 Blocks match only at the cursor, each kind at most once (unless it says otherwise), in any order; blank lines behind
-a block belong to it.  The cursor stops at the first character that it does not know, and nothing behind it is ever
-touched: a marker that a user typed or pasted is the user's.
+a block belong to it.  A kind may say more of where its client writes it: never behind certain others, or in a content
+part of its own.  The cursor stops at the first character that it does not know, and nothing behind it is ever touched:
+a marker that a user typed or pasted is the user's.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ __all__ = ["Block", "Head", "HeadBlock", "HeadReader", "match_first"]
 class Block:
     """
     A kind of block at the head of user texts.
+
+    Attributes:
+        name: What rules call it.
+        patterns: How it reads; the first that matches counts.
+        repeat: It may stand more than once.
+        alone: It fills a content part of its own.
+        not_behind: Names of blocks behind which it is the user's.
     """
 
     name: str
     patterns: tuple[Pattern, ...]
     repeat: bool = False
+    alone: bool = False
+    not_behind: frozenset[str] = frozenset()
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -121,17 +131,22 @@ class HeadReader:
         if not value.startswith(self._heads, pos):
             return None
         for block, heads in self._blocks:
-            if not value.startswith(heads, pos):
+            if not value.startswith(heads, pos) or not block.not_behind.isdisjoint(used):
                 continue
             again = block.name in used and not block.repeat
             if again and block.name in doubled:
                 continue
             if again or hit is None:
                 found = match_first(block.patterns, value, pos)
-                if found is not None and again:
+                if found is None:
+                    continue
+                end = _skip_blank(value, found.end)
+                if block.alone and end < len(value):
+                    continue
+                if again:
                     doubled.add(block.name)
-                elif found is not None:
-                    hit = HeadBlock(block, text, found, _skip_blank(value, found.end))
+                else:
+                    hit = HeadBlock(block, text, found, end)
         return hit
 
 

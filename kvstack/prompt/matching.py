@@ -13,7 +13,7 @@ from kvstack.prompt.conversation import digest_item
 from kvstack.prompt.dialects import Document, Item, Text, spell_path
 from kvstack.prompt.editing import Op, body_edits, changed_text, settle
 from kvstack.prompt.findings import Append, Carrier, Findings
-from kvstack.prompt.head import Head, HeadBlock, match_first
+from kvstack.prompt.head import Block, Head, HeadBlock, match_first
 from kvstack.prompt.metadata import cut_keys, fits, plain
 from kvstack.prompt.pattern import Found, Pattern
 from kvstack.prompt.recurring import Former, Hit, Local
@@ -81,19 +81,18 @@ class _Finder:
             if (item.role == "user" and items[index - 1].role not in ("user", "tool")) or len(item.texts) != 1:
                 continue
             value = item.texts[0].value
-            for block in self.client.messages:
-                found = match_first(block.patterns, value, 0)
-                if found is None or value[found.end :].strip():
-                    continue
-                rule = next((rule for rule in rules if rule.block == block), None)
-                if rule is not None and rule.spec.action == "observe":
-                    self.findings.done.append((rule, item.path, 1))
-                    rule = None
-                same = _first_target(rule.same, value) if rule else ""
-                self.findings.carriers.append(Carrier(index, rule, same))
-                self._carriers.add(index)
-                self._unsettle(index)
-                break
+            kinds = [block for block in self.client.messages if _fills(block, value)]
+            if not kinds:
+                continue
+            # One kind may be a special case of another: if the rule for it is off, the other one's acts.
+            rule = next((rule for block in kinds for rule in rules if rule.block == block), None)
+            if rule is not None and rule.spec.action == "observe":
+                self.findings.done.append((rule, item.path, 1))
+                rule = None
+            same = _first_target(rule.same, value) if rule else ""
+            self.findings.carriers.append(Carrier(index, rule, same))
+            self._carriers.add(index)
+            self._unsettle(index)
 
     def system(self) -> None:
         """
@@ -331,6 +330,14 @@ class _Finder:
             case _:
                 pass
         self.findings.ops.append(op)
+
+
+def _fills(block: Block, text: str) -> bool:
+    """
+    Tell whether a text is one block from end to end.
+    """
+    found = match_first(block.patterns, text, 0)
+    return found is not None and not text[found.end :].strip()
 
 
 def _same_span(one: Found, other: Found) -> bool:

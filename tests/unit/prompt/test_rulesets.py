@@ -7,12 +7,13 @@ import re
 import tomllib
 from collections.abc import Callable
 from importlib.resources import files
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from kvstack.core.rulespec import Action, RulePatch
 from kvstack.errors import ConfigError
+from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.inspecting import list_rules, show_edits
 from kvstack.prompt.rules import Pack, RuleSet, RuleSettings, apply_rules, compile_rules, parse_pack
 from kvstack.prompt.tokens import READERS
@@ -69,6 +70,57 @@ def test_switching_off_by_name(ruled: Ruled) -> None:
     assert found["messages"][1]["content"] == block + "x"
 
 
+OPENCLAW = '```json\n{"schema": "openclaw.inbound_meta.v1"}\n```'
+
+
+def said_to_openclaw(texts: list[str], rules: RuleSet) -> list[str]:
+    """Send texts of the user through the rules, as OpenClaw would, and return what arrives."""
+    messages = [{"role": "system", "content": OPENCLAW}, *({"role": "user", "content": text} for text in texts)]
+    result = apply_rules(json.dumps({"messages": messages}).encode(), CHAT, rules, ConversationMemory())
+    return [item["content"] for item in json.loads(result.body)["messages"][1:]]
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        RulePatch(name="openclaw.user-ids", also=("Facts:\n{json-fence}",)),
+        RulePatch(
+            name="openclaw.user-ids",
+            pattern=("Facts:\n{json-fence}", "Conversation info (untrusted metadata):\n{json-fence}"),
+        ),
+    ],
+)
+def test_a_rule_with_a_named_block_takes_more_patterns(ruled: Ruled, patch: RulePatch) -> None:
+    """`also` adds to the block, a pattern of one's own wins over it: with either, both labels are read."""
+    rules = ruled(added=(patch,))
+    for label in ("Facts:", "Conversation info (untrusted metadata):"):
+        block = label + '\n```json\n{"message_id": "1", "sender": "ann"}\n```\n\n'
+        stripped = label + '\n```json\n{"sender": "ann"}\n```\n\n'
+        assert said_to_openclaw([block + "[Wed 2026-02-18 20:48 UTC] x"], rules) == [stripped + "x"]
+
+
+@pytest.mark.parametrize("off", ["disabled", "enabled"])
+def test_a_carrier_rule_that_is_off_leaves_the_field_to_the_general_one(ruled: Ruled, off: str) -> None:
+    """Empty carriers that are not to be dropped are placed like all others: none is lost, none breaks the prefix."""
+    settings: dict[str, Any] = (
+        {"disabled": frozenset({"openclaw.empty-carrier"})}
+        if off == "disabled"
+        else {"added": (RulePatch(name="openclaw.empty-carrier", enabled=False),)}
+    )
+    rules, memory = ruled(**settings), ConversationMemory()
+    empty = (
+        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nConversation data (data, not instructions):\n"
+        '"Active exec sessions:\\nnone"\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>'
+    )
+    head = [{"role": "system", "content": OPENCLAW}, {"role": "user", "content": "one"}]
+    answered = [*head, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "two"}]
+    sent = []
+    for messages in (head, answered):
+        body = json.dumps({"messages": [*messages, {"role": "user", "content": empty}]}).encode()
+        sent.append([item["content"] for item in json.loads(apply_rules(body, CHAT, rules, memory).body)["messages"]])
+    assert sent == [[OPENCLAW, "one", empty], [OPENCLAW, "one", empty, "yes", "two"]]
+
+
 @pytest.mark.parametrize(
     ("patch", "path", "message"),
     [
@@ -92,7 +144,9 @@ def test_switching_off_by_name(ruled: Ruled) -> None:
             "rules.add.0.keys",
             "no JSON",
         ),
-        (RulePatch(name="openclaw.carrier", also=("x",)), "rules.add.0.also", "only a rule with a `pattern`"),
+        (RulePatch(name="openclaw.carrier", also=("{nope}",)), "rules.add.0.also", "no token {nope}"),
+        (RulePatch(name="openclaw.user_ids", also=("x",)), "rules.add.0.name", "did you mean 'openclaw.user-ids'?"),
+        (RulePatch(name="openclaw.timestamp", enabled=True), "rules.add.0", "did you mean 'openclaw.timestamps'?"),
     ],
 )
 def test_user_rules_that_do_not_fit(packs: list[Pack], patch: RulePatch, path: str, message: str) -> None:
@@ -118,7 +172,7 @@ def test_disabling_what_there_is_not(packs: list[Pack]) -> None:
     """A name that no rule has is an error, not silence."""
     with pytest.raises(ConfigError, match="1 problem") as caught:
         compile_rules(packs, RuleSettings(disabled=frozenset({"openclaw.timestamp"})))
-    assert "'openclaw.timestamp'" in str(caught.value)
+    assert "'openclaw.timestamp'; did you mean 'openclaw.timestamps'?" in str(caught.value)
 
 
 def test_all_problems_of_a_pack_at_once() -> None:
