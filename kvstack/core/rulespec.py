@@ -179,6 +179,9 @@ class RuleSpec(_Spec):
     same: Patterns | None = None
     """For `place`: what is equal in all carriers of one conversation, to keep conversations apart."""
 
+    stable: bool = False
+    """For `drop` in user texts: the client keeps the target in its history, so it keeps conversations apart."""
+
     dialects: tuple[Dialect, ...] = ("chat", "responses", "messages", "completion")
     """Where it applies."""
 
@@ -259,6 +262,7 @@ class RulePatch(_Spec):
     unless_in_first_user: bool | None = None
     inside: Name | None = None
     same: Patterns | None = None
+    stable: bool | None = None
     dialects: tuple[Dialect, ...] | None = None
     switch: Switch | None = None
     any_client: bool | None = None

@@ -19,13 +19,13 @@ from hashlib import blake2b
 from typing import Any, get_args
 
 from kvstack.prompt.dialects import Item
-from kvstack.prompt.recurring import RecentRequests, link_up
+from kvstack.prompt.recurring import NO_MARK, Mark, RecentRequests, link_up
 from kvstack.prompt.roles import Role
 
 __all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered", "digest_item", "link_up"]
 
 # Requests between two remembered ones that the memory may have missed, in turns of the user, as long as no model has
-# spoken: more than that is rather another conversation that began with the same words.
+# spoken and nothing but words is known: more than that is rather another conversation that began with the same ones.
 _MAX_TURNS_MISSED = 2
 _MAX_TWINS = 4
 
@@ -83,6 +83,7 @@ class Remembered:
         live: Live values of what is frozen, at that request: they tell twins apart.
         same: What all its carriers have in common.
         users: Number of user items that count.
+        mark: What was dropped from its first text and tells it apart.
     """
 
     conversation: str
@@ -94,6 +95,7 @@ class Remembered:
     live: Mapping[str, str] = field(default_factory=dict)
     same: str = ""
     users: int = 0
+    mark: Mark = NO_MARK
 
     def cost_bytes(self) -> int:
         """
@@ -149,6 +151,7 @@ class ConversationMemory:
         live: Mapping[str, str] | None = None,
         carried: Collection[str] = (),
         same: str = "",
+        mark: Mark = NO_MARK,
     ) -> Remembered | None:
         """
         Find the conversation that a request continues.
@@ -159,6 +162,7 @@ class ConversationMemory:
             live: What stands now where values are frozen.
             carried: Texts of the carriers that the request holds.
             same: What all carriers of the conversation have in common.
+            mark: What was dropped from its first text and tells it apart.
 
         Returns:
             Its newest state that the request extends, or None if there is none or it is not certain.
@@ -168,13 +172,14 @@ class ConversationMemory:
         total = chain.users[-1] if chain.users else 0
         for index in range(len(chain.links) - 1, -1, -1):
             link = chain.links[index]
-            if index < chain.answered and total - chain.users[index] > _MAX_TURNS_MISSED:
-                return None
+            far = index < chain.answered and total - chain.users[index] > _MAX_TURNS_MISSED
             twins = [
                 twin
                 for twin in self._links.get(link, ())
                 if (session is None or twin.session is None or twin.session == session)
                 and (not same or not twin.same or twin.same == same)
+                and (not mark.digest or not twin.mark.digest or twin.mark == mark)
+                and (not far or _certain(twin, session, mark))
             ]
             if not twins:
                 continue
@@ -212,17 +217,25 @@ class ConversationMemory:
         return f"c{self._names}"
 
 
+def _certain(twin: Remembered, session: str | None, mark: Mark) -> bool:
+    """
+    Tell whether more than equal words says that this is the conversation.
+    """
+    return (session is not None and twin.session == session) or (mark.unique and twin.mark == mark)
+
+
 def _alike(one: Remembered, other: Remembered) -> bool:
     """
     Tell whether two states would do the same to a request.
     """
-    return (one.frozen, one.announced, one.appended, one.placed, one.session, one.same) == (
+    return (one.frozen, one.announced, one.appended, one.placed, one.session, one.same, one.mark) == (
         other.frozen,
         other.announced,
         other.appended,
         other.placed,
         other.session,
         other.same,
+        other.mark,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvstack.prompt.editing import Op
 from kvstack.prompt.head import Head
-from kvstack.prompt.recurring import Local
+from kvstack.prompt.recurring import NO_MARK, Local, Mark
 from kvstack.prompt.ruleset import Rule
 from kvstack.prompt.splice import JsonPath
 
@@ -62,6 +62,7 @@ class Findings:
         local: What was done to settled items, where anything was.
         heads: What was read at the head of the first and the newest item of the user, by index, unless it was settled.
         opening: Index of the first item of the user, for which there are rules of its own; -1 if there is none.
+        mark: What was dropped there and tells the conversation apart.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -73,3 +74,4 @@ class Findings:
     local: dict[int, Local] = field(default_factory=dict)
     heads: dict[int, Head] = field(default_factory=dict)
     opening: int = -1
+    mark: Mark = NO_MARK

@@ -8,6 +8,7 @@ are compared, so that a clock that moved on or a block that only the newest turn
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 from kvstack.prompt.conversation import digest_item
 from kvstack.prompt.dialects import Document, Item, Text, spell_path
@@ -16,7 +17,7 @@ from kvstack.prompt.findings import Append, Carrier, Findings
 from kvstack.prompt.head import Block, Head, HeadBlock, match_first
 from kvstack.prompt.metadata import cut_keys, fits, plain
 from kvstack.prompt.pattern import Found, Pattern
-from kvstack.prompt.recurring import Former, Hit, Local
+from kvstack.prompt.recurring import NO_MARK, Former, Hit, Local, Mark
 from kvstack.prompt.ruleset import Client, Rule, SearchTable
 from kvstack.prompt.splice import Edit, NotJson
 from kvstack.prompt.tooling import tool_texts
@@ -132,6 +133,8 @@ class _Finder:
             self._unsettle(opening)
             self._unsettle(self.findings.opening)
             self.findings.opening = opening
+        elif opening in self.findings.local:
+            self.findings.mark = self.findings.local[opening].mark
         for index, item in enumerate(items):
             if index in digests or index in self._carriers:
                 continue
@@ -154,6 +157,8 @@ class _Finder:
             for rule in tails:
                 self._tail(item.texts[-1], rule)
             self._own = None
+            if index == opening:
+                self.findings.mark = _mark(self.findings.ops[marks[0] :])
             if self._settles and item.listed:
                 self._settle(index, item, marks)
 
@@ -201,6 +206,7 @@ class _Finder:
             tuple(hits),
             sum(op.rule.spec.switch == "strip_timestamps" for op in ops),
             findings.message_ids - known_ids,
+            findings.mark if index == findings.opening else NO_MARK,
         )
         del findings.ops[known_ops:], findings.done[known_done:]
         findings.message_ids = known_ids
@@ -330,6 +336,17 @@ class _Finder:
             case _:
                 pass
         self.findings.ops.append(op)
+
+
+def _mark(ops: Iterable[Op]) -> Mark:
+    """
+    Digest what goes from the first text of the user, though the client keeps it.
+    """
+    kept = [op for op in ops if op.rule.spec.stable and op.rule.spec.action == "drop"]
+    if not kept:
+        return NO_MARK
+    dropped = "\0".join(op.live for op in kept).encode("utf-8", "surrogatepass")
+    return Mark(blake2b(dropped, digest_size=16).digest(), any(op.rule.spec.keys for op in kept))
 
 
 def _fills(block: Block, text: str) -> bool:

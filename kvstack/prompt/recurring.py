@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 from kvstack.prompt.dialects import Api, Document
 from kvstack.prompt.ruleset import Client, RuleSet
 from kvstack.prompt.splice import Edit
 
-__all__ = ["Former", "Hit", "Local", "RecentRequests", "link_up"]
+__all__ = ["NO_MARK", "Former", "Hit", "Local", "Mark", "RecentRequests", "link_up"]
 
 # A request is kept as text and as values; beside the texts each item has its containers, digest and edits.
 _BYTES_PER_TEXT_BYTE = 3
@@ -40,6 +41,22 @@ class Hit:
     n: int = 1
 
 
+class Mark(NamedTuple):
+    """
+    What was dropped from the first text of the user, though the client keeps it: it tells apart what begins alike.
+
+    Attributes:
+        digest: Its digest; empty if nothing was.
+        unique: Ids were among it, so no two conversations have the same.
+    """
+
+    digest: bytes = b""
+    unique: bool = False
+
+
+NO_MARK = Mark()
+
+
 @dataclass(frozen=True, slots=True)
 class Local:
     """
@@ -50,12 +67,14 @@ class Local:
         hits: What is to be reported.
         timestamps: Timestamp prefixes removed.
         message_ids: `message_id` keys removed.
+        mark: Of the first item of the user, what tells its conversation apart.
     """
 
     edits: tuple[Edit, ...] = ()
     hits: tuple[Hit, ...] = ()
     timestamps: int = 0
     message_ids: int = 0
+    mark: Mark = NO_MARK
 
 
 @dataclass(frozen=True, slots=True)

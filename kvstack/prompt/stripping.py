@@ -223,9 +223,10 @@ class _Request:
         same = next((carrier.same for carrier in self.findings.carriers if carrier.same), "")
         carried = frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers)
         session = self._session()
-        state = self.memory.find(chain, session, live, carried, same)
+        mark = findings.mark
+        state = self.memory.find(chain, session, live, carried, same, mark)
         if state is None:
-            state = Remembered(self.memory.name(), session=session, same=same)
+            state = Remembered(self.memory.name(), session=session, same=same, mark=mark)
         return replace(state, session=state.session or session, same=state.same or same), chain, live
 
     def _session(self) -> str | None:

@@ -46,6 +46,7 @@ class Turn:
     call: bool
     result: str
     answer: str
+    reply: str = ""
 
 
 turns = st.builds(
@@ -56,6 +57,7 @@ turns = st.builds(
     call=st.booleans(),
     result=words,
     answer=words,
+    reply=st.sampled_from(("", "", "4807", UUID)),
 )
 
 
@@ -99,6 +101,7 @@ def system_text(client: Client, newest: Turn, day: int) -> str:
         keys = {
             "schema": "openclaw.inbound_meta.v1",
             "message_id": newest.id,
+            **({"reply_to_id": newest.reply} if newest.reply else {}),
             "channel": "web",
             "flags": {"n": len(newest.user)},
         }

@@ -251,3 +251,38 @@ def test_reply_ids_follow_the_newest_words(rules: RuleSet) -> None:
     assert ask("42", first, answer, ("user", "ok")) == ["u", "a", "ok\n\n[reply_to_id: 42]"]
     assert ask("43", first, answer, ("user", "ok")) == ["u", "a", "ok\n\n[reply_to_id: 43]"]
     assert ask("44", first, answer, ("user", image)) == ["u", "a", image]
+
+
+def conversation(*texts: str, reply: str | None = None) -> bytes:
+    """A chat of the user's texts, all answered but the newest, which may be a reply."""
+    keys = {"message_id": f"m-{len(texts)}"} | ({"reply_to_id": reply} if reply else {})
+    messages: list[dict[str, str]] = [{"role": "system", "content": system(**keys)}]
+    for number, text in enumerate(texts):
+        messages += [{"role": "assistant", "content": f"answer {number}"}] if number else []
+        messages.append({"role": "user", "content": text})
+    return json.dumps({"messages": messages}).encode()
+
+
+def last_texts(body: bytes, rules: RuleSet, memory: ConversationMemory) -> list[str]:
+    """The user's texts after the rules, without their blocks."""
+    sent = json.loads(apply_rules(body, "/v1/chat/completions", rules, memory).body)
+    return [item["content"].removeprefix(USER_BARE) for item in sent["messages"] if item["role"] == "user"]
+
+
+def test_many_heartbeats_behind_the_very_first_turn(rules: RuleSet) -> None:
+    """The ids of the first message say which conversation it is, however much of it was never seen."""
+    memory, first = ConversationMemory(), USER + "hi"
+    assert last_texts(conversation(first, reply="r-1"), rules, memory) == ["hi\n\n[reply_to_id: r-1]"]
+    beats = [f"beat {number}" for number in range(6)]
+    found = last_texts(conversation(first, *beats, USER + "more"), rules, memory)
+    assert found == ["hi\n\n[reply_to_id: r-1]", *beats, "more"]
+    stranger = conversation(first.replace("m-1", "n-1"), *beats, USER + "more")
+    assert last_texts(stranger, rules, memory) == ["hi", *beats, "more"]
+
+
+def test_equal_first_words_of_another_conversation(rules: RuleSet) -> None:
+    """After a restart only one of two is remembered: the other one is not taken for it, whatever words they share."""
+    memory, mine, theirs = ConversationMemory(), USER + "hi", USER.replace("m-1", "n-1") + "hi"
+    last_texts(conversation(mine, reply="r-1"), rules, memory)
+    assert last_texts(conversation(theirs, USER + "more"), rules, memory) == ["hi", "more"]
+    assert last_texts(conversation(mine, USER + "more"), rules, memory) == ["hi\n\n[reply_to_id: r-1]", "more"]

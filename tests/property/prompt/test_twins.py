@@ -1,0 +1,57 @@
+"""Two conversations that say the same, of which the memory has lost parts: neither gets anything of the other one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.rules import apply_rules
+from tests.property.prompt.packed import RULES
+from tests.property.prompt.requests import PATHS, Client, Turn, requests, turns
+
+
+def owned(said: list[Turn], name: str) -> list[Turn]:
+    """The same words under the ids and at the times of one conversation."""
+    hour = {"a": 9, "b": 21}[name]
+    return [
+        replace(
+            turn,
+            id=f"{name}{n}",
+            reply=f"{name}-reply-{n}" if turn.reply else "",
+            clock=f"Wed 2026-02-18 {hour:02}:{n:02} UTC",
+            answer=f"{n} {turn.answer}",
+        )
+        for n, turn in enumerate(said)
+    ]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    said=st.lists(turns, min_size=2, max_size=5),
+    kind=st.sampled_from(("ids", "carrier")),
+    dialect=st.sampled_from(("chat", "responses", "messages")),
+    parts=st.booleans(),
+    order=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=8, max_size=24),
+)
+def test_equal_words_do_not_mix(
+    said: list[Turn], kind: str, dialect: str, parts: bool, order: list[tuple[bool, bool]]
+) -> None:
+    """
+    Whatever order they come in and whatever was lost before a restart, each request gets what it gets where the other
+    conversation does not exist.
+    """
+    client, path = Client(kind, dialect, parts, "so", ("read",)), PATHS[dialect]
+    waiting = {name: [json.dumps(body).encode() for body in requests(client, owned(said, name), [1])] for name in "ab"}
+    alone, together = {"a": ConversationMemory(), "b": ConversationMemory()}, ConversationMemory()
+    for first, lost in order:
+        name = "a" if first else "b"
+        if not waiting[name]:
+            continue
+        raw = waiting[name].pop(0)
+        if lost:
+            continue
+        assert apply_rules(raw, path, RULES, together).body == apply_rules(raw, path, RULES, alone[name]).body
