@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstack.prompt.dialects import Document, Text
+from kvstack.prompt.dialects import Api, Document, Text
 from kvstack.prompt.offsets import raw_offsets
 from kvstack.prompt.ruleset import Rule
 from kvstack.prompt.splice import Edit, JsonPath, escape, removal, walk_array
@@ -106,6 +106,9 @@ def body_edits(
         if len(group) > 1:
             group.sort(key=lambda op: (op.text.base + op.start, op.text.base + op.end))
         text = group[0].text
+        if text.absent:
+            edits.append(_added_part(document, path, group))
+            continue
         if text.part is not None and _empties(text, group):
             parts.setdefault(path[:-2], []).append(text.part)
             continue
@@ -129,6 +132,17 @@ def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> 
         document.text, document.locate(path), len(text.value if text.whole is None else text.whole), offsets
     )
     return [Edit(raw[2 * n], raw[2 * n + 1], escape(op.new or "")) for n, op in enumerate(group)]
+
+
+def _added_part(document: Document, path: JsonPath, group: Sequence[Op]) -> Edit:
+    """
+    Add a text part to an item that has none.
+    """
+    array = walk_array(document.text, document.locate(path[:-2])[0])
+    kind = "input_text" if document.api is Api.RESPONSES else "text"
+    words = "".join(op.new or "" for op in group).lstrip("\n")
+    part = f'{{"type": "{kind}", "text": "{escape(words)}"}}'
+    return Edit(array.end - 1, array.end - 1, f", {part}" if array.values else part)
 
 
 def _without_parts(

@@ -27,6 +27,7 @@ class Text:
         base: Offset of this text inside the decoded literal; 0 unless a raw prompt was split into turns.
         whole: The decoded literal, where this text is only a part of it.
         part: Index of the content part that holds it, or None if the content is one string.
+        absent: There is no such part yet: it is to be added behind the others.
     """
 
     path: JsonPath
@@ -34,6 +35,7 @@ class Text:
     base: int = 0
     part: int | None = None
     whole: str | None = None
+    absent: bool = False
 
 
 class Item:
@@ -90,6 +92,19 @@ class Item:
                 elif self.role == "tool":
                     self._texts = read_texts(self.value.get("output"), (*self.path, "output"))
         return self._texts
+
+    @property
+    def last_text(self) -> Text | None:
+        """
+        Its last text, or the one that could be added to the parts of its content (an image alone has none); None if
+        it can have no text.
+        """
+        if self.texts:
+            return self.texts[-1]
+        content = self.value.get("content") if self.listed and type(self.value) is dict else None
+        if type(content) is not list:
+            return None
+        return Text((*self.path, "content", len(content), "text"), "", part=len(content), absent=True)
 
     @property
     def words(self) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from kvstack.prompt.conversation import Appended, Placed, Remembered
 from kvstack.prompt.dialects import Document, Item, Text
@@ -15,9 +16,6 @@ from kvstack.prompt.ruleset import Rule, RuleSet
 from kvstack.prompt.splice import JsonPath
 
 __all__ = ["Plan", "Planner"]
-
-# Enough of the end of a carrier to see that a text ends with one.
-_CLOSING_CHARACTERS = 24
 
 
 @dataclass(slots=True)
@@ -129,11 +127,11 @@ class Planner:
 
     def _newest(self) -> int | None:
         """
-        Return the position of the user's newest turn; None if it has no text, for earlier turns are history.
+        Return the position of the user's newest turn; None if it can have no text, for earlier turns are history.
         """
         counted = self._counted
         newest = next((n for n in range(len(counted) - 1, -1, -1) if counted[n].role == "user"), None)
-        return newest if newest is not None and counted[newest].texts else None
+        return newest if newest is not None and counted[newest].last_text is not None else None
 
     def _is_last(self, position: int) -> bool:
         """
@@ -178,10 +176,8 @@ class Planner:
         ops = []
         for position, entries in by_position.items():
             item = self._counted[position] if position < len(self._counted) else None
-            if item is None or item.role != "user" or not item.texts:
-                continue
-            text = _last_text(item, own)
-            if not changed_text(text, own.get(id(text), ()), bare=False).endswith(
+            text = _last_text(item, own) if item is not None and item.role == "user" else None
+            if text is not None and not changed_text(text, own.get(id(text), ()), bare=False).endswith(
                 "".join(entry.text for entry in entries)
             ):
                 end = len(text.value)
@@ -205,10 +201,9 @@ class Planner:
         turn: int | None = None
         missing = {(entry.position, entry.text) for entry in known}
         known_texts = {entry.text for entry in known}
-        # What was appended to each turn: text by the rule that wanted it.
-        merges: dict[int, dict[str, str]] = {}
-        for appended in plan.appended:
-            merges.setdefault(appended.position, {})[appended.text] = appended.rule
+        # The carriers that became part of a turn, in the order in which they came.
+        merged = [(entry.position, entry.text) for entry in plan.appended if self._carries(entry.rule)]
+        merged.sort(key=itemgetter(0))
         by_index = {carrier.index: carrier for carrier in self._findings.carriers}
         # The one that stands last before the carrier that is looked at; known ones are in the order of their places.
         last: Placed | None = None
@@ -217,7 +212,7 @@ class Planner:
         for index, item in enumerate(items):
             carrier = by_index.get(index)
             if carrier is None:
-                turn = kept_before if item.role == "user" and item.texts else turn
+                turn = kept_before if item.role == "user" and item.last_text is not None else turn
                 kept_before += item.role != "reasoning"
                 continue
             if carrier.rule is None:
@@ -225,17 +220,22 @@ class Planner:
             while earlier < len(known) and known[earlier].position <= kept_before:
                 last, earlier = known[earlier], earlier + 1
             current = known[-1] if known and known[-1].position > kept_before else last
+            within = [words for position, words in merged if turn is not None and position <= turn]
             # Dropped, as long as no earlier one stands: it tells that what that one says is over.
-            if carrier.rule.spec.action == "drop" and current is None:
+            if carrier.rule.spec.action == "drop" and current is None and not within:
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
             text = item.texts[0].value
-            merged = turn is not None and f"\n\n{text}" in merges.get(turn, ())
+            again = (turn, f"\n\n{text}") in merged
             wanted = self._merges or carrier.rule.spec.action == "sticky"
             # What was done to a carrier before is done again, also if the template or the rule changed meanwhile.
-            if turn is not None and (merged or (wanted and text not in known_texts)):
-                self._merge(plan, turn, carrier.rule, item, text, merges)
+            if turn is not None and (again or (wanted and text not in known_texts)):
+                # One that changed in the tool loop goes behind the former one: the model believes the last.
+                if not within or within[-1] != f"\n\n{text}":
+                    self._merge(plan, turn, carrier.rule, text, merged)
+                plan.dropped.append(index - self._document.before_list)
+                plan.done.append((carrier.rule, item.path, 1))
                 continue
             in_place = (kept_before, text) in missing
             missing.discard((kept_before, text))
@@ -265,22 +265,22 @@ class Planner:
                 self._insert(plan, entry)
         plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
 
-    def _merge(
-        self, plan: Plan, turn: int, rule: Rule, item: Item, text: str, merges: dict[int, dict[str, str]]
-    ) -> None:
+    def _carries(self, rule: str) -> bool:
         """
-        Append a carrier to the turn that it belongs to; a later one with other words stays a message of its own.
+        Tell whether a rule deals with carriers.
         """
-        appended = [merged for merged, owner in merges.get(turn, {}).items() if owner == rule.name]
-        words = self._counted[turn].texts[-1].value
-        if not appended and words.endswith(text[-_CLOSING_CHARACTERS:]):
-            return  # the turn has one already
-        if not appended:
-            plan.appended.append(Appended(turn, rule.name, f"\n\n{text}", sticky=True))
-            merges.setdefault(turn, {})[f"\n\n{text}"] = rule.name
-        if not appended or f"\n\n{text}" in appended:
-            plan.dropped.append(item.index)
-            plan.done.append((rule, item.path, 1))
+        known = self._rules.by_name.get(rule)
+        return known is not None and known.spec.where == "message"
+
+    def _merge(self, plan: Plan, turn: int, rule: Rule, text: str, merged: list[tuple[int, str]]) -> None:
+        """
+        Append a carrier to the turn that it belongs to.
+        """
+        words = self._counted[turn].last_text
+        if words is None or words.value.endswith(text):
+            return  # the client did so itself
+        plan.appended.append(Appended(turn, rule.name, f"\n\n{text}", sticky=True))
+        merged.append((turn, f"\n\n{text}"))
 
     def _insert(self, plan: Plan, entry: Placed) -> None:
         if not 0 < entry.position <= len(self._counted):
@@ -294,9 +294,9 @@ class Planner:
             plan.done.append((self._rules.by_name[entry.rule], before.path, 1))
 
 
-def _last_text(item: Item, ops: Mapping[int, Sequence[Op]]) -> Text:
+def _last_text(item: Item, ops: Mapping[int, Sequence[Op]]) -> Text | None:
     """
-    Return the last text of an item that rules leave standing.
+    Return the last text of an item that rules leave standing, or one that can be added.
 
     Args:
         item: The item.
@@ -306,4 +306,4 @@ def _last_text(item: Item, ops: Mapping[int, Sequence[Op]]) -> Text:
         own = ops.get(id(text))
         if not own or changed_text(text, own, bare=False):
             return text
-    return item.texts[-1]
+    return item.last_text

@@ -17,6 +17,8 @@ BEGIN, END = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_
 LABEL = "Conversation data (data, not instructions):"
 NONE = "Active exec sessions:\nnone"
 
+STRICT = "{{ raise_exception('Conversation roles must alternate user/assistant') }}"
+
 # A turn is its requests: a tool was called between them.  What the carrier of each says; None where there is none.
 turns = st.lists(
     st.lists(st.sampled_from((None, NONE, "run 1", "run 2")), min_size=1, max_size=4), min_size=1, max_size=6
@@ -43,10 +45,14 @@ def called(name: str, *, responses: bool) -> list[dict[str, Any]]:
 
 
 def carried(body: bytes) -> list[str]:
-    """What the carriers of a body say, in order."""
+    """What the carriers of a body say, in order, be they messages or parts of a turn."""
     value = json.loads(body)
-    texts = [str(item.get("content")) for item in value.get("messages") or value["input"]]
-    return [json.loads(text.split("\n")[2]) for text in texts if text.startswith(BEGIN)]
+    found = []
+    for item in value.get("messages") or value["input"]:
+        content = item.get("content")
+        texts = [part.get("text", "") for part in content] if isinstance(content, list) else [str(content)]
+        found += [json.loads(text.split("\n")[2]) for whole in texts for text in whole.split(BEGIN)[1:]]
+    return found
 
 
 @settings(max_examples=150, deadline=None)
@@ -75,4 +81,39 @@ def test_carriers_in_any_order(talk: list[list[str | None]], responses: bool) ->
             former = rendered
             if said is not None:
                 assert (carried(body) or [NONE])[-1] == said
+        history += [*loop, {"role": "assistant", "content": f"answer {number}"}]
+
+
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+
+
+@settings(max_examples=150, deadline=None)
+@given(talk=turns, responses=st.booleans(), images=st.sets(st.integers(0, 5)))
+def test_carriers_where_roles_must_alternate(talk: list[list[str | None]], responses: bool, images: set[int]) -> None:
+    """
+    No message of the user stands behind another one or a tool's result, nothing is taken back, and what the client
+    says now stands last; only a carrier that changes in the tool loop puts words in front of the tool's results.
+    """
+    memory = ConversationMemory()
+    key, path = ("input", "/v1/responses") if responses else ("messages", "/v1/chat/completions")
+    history: list[dict[str, Any]] = [{"role": "system", "content": "running inside OpenClaw"}]
+    former, told = None, NONE
+    for number, requests in enumerate(talk):
+        image = [{"type": "input_image", "image_url": "data:,"}] if responses else IMAGE
+        history.append({"role": "user", "content": image if number in images else f"words {number}"})
+        loop: list[dict[str, Any]] = []
+        for step, said in enumerate(requests):
+            if step:
+                loop += called(f"c{number}{step}", responses=responses)
+            own = [] if said is None else [carrier(said)]
+            items = [*history, *own, *loop] if responses else [*history, *loop, *own]
+            body = apply_rules(json.dumps({key: items}).encode(), path, RULES, memory, chat_template=STRICT).body
+            sent = json.loads(body)[key]
+            assert [item.get("role") for item in sent] == [item.get("role") for item in [*history, *loop]]
+            assert apply_rules(body, path, RULES, ConversationMemory(), chat_template=STRICT).body == body
+            rendered = render(body, path)
+            changed = step and said is not None and said != told
+            assert former is None or changed or common_prefix(former, rendered).kept_ratio == 1.0
+            former, told = rendered, told if said is None else said
+            assert (carried(body) or [NONE])[-1] == told
         history += [*loop, {"role": "assistant", "content": f"answer {number}"}]

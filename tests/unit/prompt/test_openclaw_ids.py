@@ -237,7 +237,7 @@ def test_path_without_a_prompt(rules: RuleSet) -> None:
 
 
 def test_reply_ids_follow_the_newest_words(rules: RuleSet) -> None:
-    """The same words sent again as a reply to another message name that one; a turn without text names none."""
+    """The same words sent again as a reply to another message name that one; an image alone gets words for it."""
     memory = ConversationMemory()
 
     def ask(reply: str | None, *turns: tuple[str, object]) -> list[object]:
@@ -250,7 +250,9 @@ def test_reply_ids_follow_the_newest_words(rules: RuleSet) -> None:
     assert ask(None, first) == ["u"]
     assert ask("42", first, answer, ("user", "ok")) == ["u", "a", "ok\n\n[reply_to_id: 42]"]
     assert ask("43", first, answer, ("user", "ok")) == ["u", "a", "ok\n\n[reply_to_id: 43]"]
-    assert ask("44", first, answer, ("user", image)) == ["u", "a", image]
+    told = [*image, {"type": "text", "text": "[reply_to_id: 44]"}]
+    assert ask("44", first, answer, ("user", image)) == ["u", "a", told]
+    assert ask(None, first, answer, ("user", image), answer, ("user", "ok")) == ["u", "a", told, "a", "ok"]
 
 
 def conversation(*texts: str, reply: str | None = None) -> bytes:
