@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvstack.prompt.pattern import Pattern, compile_pattern
-from kvstack.prompt.rendering import Segment, common_prefix, render, shared_length
+from kvstack.prompt.rendering import Segment, common_prefix, extends, render, shared_length
 
 __all__ = ["Cause", "Divergence", "Habit", "diverge", "diverge_rendered", "habits"]
 
@@ -136,7 +136,7 @@ def diverge_rendered(old: Sequence[Segment], new: Sequence[Segment]) -> Divergen
         return None
     for number, segment in enumerate(old):
         other = new[number] if number < len(new) else None
-        if other is not None and (segment.role, segment.text) == (other.role, other.text):
+        if other is not None and ((segment.role, segment.text) == (other.role, other.text) or extends(segment, other)):
             continue
         return _describe(old, new, number)
     return None

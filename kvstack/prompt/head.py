@@ -155,8 +155,10 @@ _NOTHING = Head(())
 
 def _skip_blank(text: str, pos: int) -> int:
     """
-    Skip line ends at *pos*; a block that ends inside a line has none.
+    Skip line ends at *pos*, unless the block ends inside a line: then they are the user's.
     """
+    if text[pos - 1 : pos] == " ":
+        return pos
     while pos < len(text) and text[pos] in "\r\n":
         pos += 1
     return pos

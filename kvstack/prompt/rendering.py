@@ -16,7 +16,7 @@ from typing import Any
 from kvstack.prompt.dialects import Item, api_of, read_document, spell_path
 from kvstack.prompt.splice import NotJson
 
-__all__ = ["CommonPrefix", "Segment", "common_prefix", "render", "shared_length"]
+__all__ = ["CommonPrefix", "Segment", "common_prefix", "extends", "render", "shared_length"]
 
 _NO_TEXT = frozenset({"cache_control", "id", "status", "annotations", "call_id", "tool_call_id", "tool_use_id", "name"})
 
@@ -140,6 +140,13 @@ def shared_length(one: str, other: str) -> int:
     return low
 
 
+def extends(one: Segment, other: Segment) -> bool:
+    """
+    Tell whether a segment is a raw prompt that goes on where another one ended.
+    """
+    return one.role == other.role == "prompt" and other.text.startswith(one.text)
+
+
 def common_prefix(previous: Sequence[Segment], current: Sequence[Segment]) -> CommonPrefix:
     """
     Compare two rendered requests.
@@ -153,7 +160,8 @@ def common_prefix(previous: Sequence[Segment], current: Sequence[Segment]) -> Co
         same = shared_length(one.text, other.text)
         shared += same + 1
         if same < max(len(one.text), len(other.text)):
-            shared -= 1
+            # A raw prompt is one text, so it grows inside it.
+            shared -= not extends(one, other)
             break
     return CommonPrefix(shared, _length(previous), _length(current))
 

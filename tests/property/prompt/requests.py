@@ -8,6 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.rules import RuleSet, Stripped, apply_rules
+
 Body = dict[str, Any]
 
 UUID = "0b6f2f0e-1111-4222-8333-444455556666"
@@ -32,8 +35,9 @@ LOOKALIKES = (
 
 plain = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
 words = st.lists(st.one_of(plain, st.sampled_from(LOOKALIKES)), min_size=1, max_size=4).map(" ".join)
-# A user's words may begin with anything but what the client itself would write there.
-own_words = words.map(lambda text: "so " + text)
+# A user's words may begin with anything but what the client itself would write there: another timestamp.
+own_words = words.filter(lambda text: not text.lstrip("\r\n").startswith("[Wed "))
+prose = words.map(lambda text: "so " + text)
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,12 @@ turns = st.builds(
 @dataclass(frozen=True)
 class Client:
     """
-    How a client writes: OpenClaw of one release line, or one with a date in its system text.
+    How a client writes: OpenClaw of one release line, one with a date in its system text, one that tells the date with
+    its newest turn, or one with a checksum in front of everything and the date in its first turn.
 
     Attributes:
-        kind: ids | carrier | date.
-        dialect: chat | responses | messages.
+        kind: ids | carrier | date | reminder | checksum.
+        dialect: chat | responses | messages | completion.
         parts: Content of user turns is a list of parts.
         system: Prose of the system text.
         tools: Names of its tools.
@@ -81,18 +86,32 @@ class Client:
     tools: tuple[str, ...]
 
 
+# What sends carriers sends messages; raw prompts are made by simple clients.
+forms = [(kind, dialect) for kind in ("ids", "carrier", "date") for dialect in ("chat", "responses", "messages")]
 clients = st.builds(
-    Client,
-    kind=st.sampled_from(("ids", "carrier", "date")),
-    dialect=st.sampled_from(("chat", "responses", "messages")),
+    lambda form, **rest: Client(*form, **rest),
+    form=st.sampled_from(
+        (*forms, ("ids", "completion"), ("date", "completion"), ("reminder", "chat"), ("checksum", "messages"))
+    ),
     parts=st.booleans(),
-    system=own_words,
+    system=prose,
     tools=st.sampled_from(((), ("read",), ("read", "write"))),
 )
 
-PI_TOOLS = ("read", "bash", "edit", "write")
+# Clients that are known by their tools; without them their rules do not act.
+TOOLS = {
+    "date": ("read", "bash", "edit", "write"),
+    "reminder": ("run_shell_command", "grep_search", "read_file"),
+    "checksum": ("Agent", "Bash", "Edit", "Read", "ScheduleWakeup", "Skill", "Write"),
+}
 
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "completion": "/completion",
+}
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
 def system_text(client: Client, newest: Turn, day: int) -> str:
@@ -108,7 +127,13 @@ def system_text(client: Client, newest: Turn, day: int) -> str:
         return f"{client.system}\n```json\n{json.dumps(keys, indent=2)}\n```\n# More"
     if client.kind == "carrier":
         return f"<!-- openclaw:attempt:STABLE -->\n{client.system}"
-    return f"{client.system}\nCurrent date: 2026-11-{day:02}\nCurrent working directory: /home/dev"
+    if client.kind == "reminder":
+        return f"git: Current branch: main\n{client.system}"
+    if client.kind == "checksum":
+        return f"x-anthropic-billing-header: cc_version=2.1.197.bb9; cc_entrypoint=cli; cch={len(newest.user):05x};"
+    # Raw prompts have no tools that tell the client.
+    name = "operating inside pi, a coding agent harness\n" if client.dialect == "completion" else ""
+    return f"{name}{client.system}\nCurrent date: 2026-11-{day:02}\nCurrent working directory: /home/dev"
 
 
 def user_text(client: Client, turn: Turn) -> str:
@@ -117,7 +142,18 @@ def user_text(client: Client, turn: Turn) -> str:
         info = {"message_id": turn.id, "sender": "ann"}
         block = f"Conversation info (untrusted metadata):\n```json\n{json.dumps(info, indent=2)}\n```\n\n"
         return f"{block}[{turn.clock}] {turn.user}"
+    if client.kind == "reminder":
+        return turn.user or "so"
     return f"[{turn.clock}] {turn.user}" if client.kind == "carrier" else turn.user
+
+
+def beside_words(client: Client, day: int, *, first: bool, newest: bool) -> str:
+    """What a client writes into a content part of its own in front of a user's words; empty if nothing."""
+    if client.kind == "reminder" and newest:
+        return f"<system-reminder>\nThe current date is: Sunday, March {day}, 2026. Note.\n</system-reminder>"
+    if client.kind == "checksum" and first:
+        return f"<system-reminder>\n# currentDate\nToday's date is 2026-11-{day:02}.\n</system-reminder>"
+    return ""
 
 
 def carrier_text(turn: Turn) -> str:
@@ -138,8 +174,12 @@ def body(client: Client, said: list[Turn], loop: bool, day: int = 1) -> Body:
     """
     newest = said[-1]
     items: list[Body] = []
-    for turn in said:
-        items.append(_message(client, "user", user_text(client, turn)))
+    for number, turn in enumerate(said):
+        message = _message(client, "user", user_text(client, turn))
+        beside = beside_words(client, day, first=number == 0, newest=turn is newest)
+        if beside:
+            message["content"] = [{"type": "text", "text": text} for text in (beside, user_text(client, turn))]
+        items.append(message)
         if turn.call and (turn is not newest or loop):
             items += _tool_round(client, turn)
         if turn is not newest:
@@ -147,18 +187,37 @@ def body(client: Client, said: list[Turn], loop: bool, day: int = 1) -> Body:
     if client.kind == "carrier":
         items.append(_message(client, "user", carrier_text(newest)))
     text = system_text(client, newest, day)
-    # The client with the date is known by its tools; without them its rules do not act.
-    tools = [_tool(client, name) for name in (PI_TOOLS if client.kind == "date" else client.tools)]
+    tools = [_tool(client, name) for name in TOOLS.get(client.kind, client.tools)]
     head: Body = {"model": "m", "seed": 1.5e3, "tools": tools}
+    if client.dialect == "completion":
+        items = [{"role": "system", "content": text}, *items]
+        turns = [f"<|im_start|>{item['role']}\n{item['content']}<|im_end|>\n" for item in items]
+        return {"prompt": "".join(turns) + "<|im_start|>assistant\n", "seed": 1.5e3}
     if client.dialect == "messages":
         return head | {"system": [{"type": "text", "text": text}] if client.parts else text, "messages": items}
     key = "messages" if client.dialect == "chat" else "input"
     return head | {key: [_message(client, "developer" if client.parts else "system", text), *items]}
 
 
+def items_of(value: Body) -> list[Body]:
+    """The list of messages or input items, or the turns of a raw prompt but for the one that is to be answered."""
+    if "prompt" not in value:
+        found: list[Body] = value.get("messages") or value["input"]
+        return found
+    turns = [turn.partition("\n") for turn in str(value["prompt"]).split("<|im_start|>")[1:]]
+    closed = "<|im_end|>\n"
+    return [{"role": role, "content": text.removesuffix(closed)} for role, _, text in turns if text.endswith(closed)]
+
+
+def strip(raw: bytes, client: Client, rules: RuleSet, memory: ConversationMemory | None = None) -> Stripped:
+    """Send a client's request through the rules, in front of a model with the ChatML template."""
+    return apply_rules(raw, PATHS[client.dialect], rules, memory, chat_template=CHATML)
+
+
 def _message(client: Client, role: str, text: str) -> Body:
     kind = {"chat": "text", "messages": "text", "responses": "output_text" if role == "assistant" else "input_text"}
-    content: Any = [{"type": kind[client.dialect], "text": text}] if client.parts and role == "user" else text
+    parts = (client.parts or client.kind == "reminder") and role == "user" and client.dialect != "completion"
+    content: Any = [{"type": kind[client.dialect], "text": text}] if parts else text
     return {"role": role, "content": content}
 
 
@@ -168,6 +227,8 @@ def _tool_round(client: Client, turn: Turn) -> list[Body]:
             {"type": "function_call", "call_id": turn.id, "name": "read", "arguments": json.dumps({"x": turn.result})},
             {"type": "function_call_output", "call_id": turn.id, "output": turn.result},
         ]
+    if client.dialect == "completion":
+        return [{"role": "assistant", "content": f"<tool_call>{turn.result}"}, {"role": "tool", "content": turn.result}]
     if client.dialect == "messages":
         use = {"type": "tool_use", "id": turn.id, "name": "read", "input": {"x": turn.result}}
         result = {"type": "tool_result", "tool_use_id": turn.id, "content": turn.result}

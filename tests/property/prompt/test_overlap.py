@@ -14,7 +14,7 @@ from kvstack.prompt.recurring import RecentRequests
 from kvstack.prompt.rules import apply_rules
 from kvstack.prompt.splice import read_value
 from tests.property.prompt.packed import RULES
-from tests.property.prompt.requests import PATHS, Client, Turn, conversations, requests
+from tests.property.prompt.requests import CHATML, PATHS, Client, Turn, conversations, requests
 
 many = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -109,7 +109,7 @@ def test_results_are_the_same(
             beside = next(theirs, None)
             queue += [(beside, PATHS[other[0].dialect])] if beside is not None else []
         queue.append((request, path))
-        if number < len(changes):
+        if number < len(changes) and "prompt" not in request:
             # The same request with an item left out, as clients prune and retry.
             key = "input" if "input" in request else "messages"
             items = request[key]
@@ -117,4 +117,5 @@ def test_results_are_the_same(
     for request, where in queue:
         raw = json.dumps(request).encode()
         forgetful.recent = RecentRequests()
-        assert apply_rules(raw, where, RULES, kept) == apply_rules(raw, where, RULES, forgetful)
+        found = [apply_rules(raw, where, RULES, memory, chat_template=CHATML) for memory in (kept, forgetful)]
+        assert found[0] == found[1]

@@ -104,3 +104,17 @@ def test_one_change_is_no_habit() -> None:
         [change("a", 5, "1", "2"), change("b", 9, "1", "2"), change("b", 9, "2", "3"), change("c", 1, "x", "y")]
     )
     assert [(habit.path, habit.times, habit.lost, habit.alternating) for habit in found] == [("b", 2, 18, False)]
+
+
+@pytest.mark.parametrize("more", ["", "yes<|im_end|>\n<|im_start|>user\nand"])
+def test_a_raw_prompt_that_grows_is_extended(more: str) -> None:
+    """A raw prompt is one text: going on where the former one ended is no edit, any other change is."""
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    one, two, edited = (
+        json.dumps({"prompt": text}).encode() for text in (prompt, prompt + more, prompt.replace("hi", "ho") + more)
+    )
+    assert diverge(one, two, "/completion") is None
+    assert common_prefix(render(one, "/completion"), render(two, "/completion")).kept_ratio == 1.0
+    found = diverge(one, edited, "/completion")
+    assert found is not None
+    assert found.offset == prompt.index("i<|im_end|>")
