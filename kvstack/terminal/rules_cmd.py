@@ -33,7 +33,9 @@ WIDTH = 100
 
 ConfigOption = Annotated[
     str | None,
-    typer.Option("--config", metavar="CONFIG", help="A stack's config file, for its switches and rules."),
+    typer.Option(
+        "--config", metavar="CONFIG", help="A stack's config file, for its switches, rules and model's chat template."
+    ),
 ]
 
 
@@ -78,11 +80,12 @@ def try_rules(
     Apply the rules to captured requests and show every edit.
 
     Of consecutive requests it shows which share of the former the next one still begins with, before and after.
-    A file is one request body, or JSON Lines: bodies, or objects with `path`, `headers` and `body`.
+    A file is one request body, or JSON Lines: bodies, or objects with `path`, `headers` and `body`.  By the chat
+    template of the config's model raw prompts split into turns, and carriers stand where it allows them.
     """
 
     def action() -> output.Result:
-        tried = _try(_read_requests(file), _rules(config))
+        tried = _try(_read_requests(file), _rules(config), _chat_template(config))
         return output.Result({"requests": [_test_data(one) for one in tried]}, _test_text(tried))
 
     output.deliver("rules test", as_json, action)
@@ -132,6 +135,18 @@ def _rules(config: str | None) -> RuleSet:
     return compile_rules([parse_pack(pack.read_text(encoding="utf-8"), pack.name) for pack in packs])
 
 
+def _chat_template(config: str | None) -> str | None:
+    """The chat template in the header of the config's model file; None if there is none, or no such file here."""
+    if config is None:
+        return None
+    from kvstack.process.facts import look_at_model  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal.loading import load_config  # noqa: PLC0415
+
+    model = load_config(config, None)[0].server.model
+    shape = look_at_model(model).shape if model is not None else None
+    return shape.chat_template if shape is not None else None
+
+
 def _list_text(lines: Sequence[Mapping[str, Any]], where: str) -> str:
     out = []
     for line in lines:
@@ -175,7 +190,7 @@ def _read_requests(file: Path) -> list[Recorded]:
     return found
 
 
-def _try(requests: Sequence[Recorded], rules: RuleSet) -> list[_Tried]:
+def _try(requests: Sequence[Recorded], rules: RuleSet, chat_template: str | None) -> list[_Tried]:
     from kvstack.prompt.conversation import ConversationMemory  # noqa: PLC0415 - only when the verb runs
     from kvstack.prompt.rendering import common_prefix, render  # noqa: PLC0415
     from kvstack.prompt.rules import apply_rules  # noqa: PLC0415
@@ -185,7 +200,7 @@ def _try(requests: Sequence[Recorded], rules: RuleSet) -> list[_Tried]:
     former = None
     for request in requests:
         body, path = request.body.encode(), request.endpoint
-        stripped = apply_rules(body, path, rules, memory, request.headers)
+        stripped = apply_rules(body, path, rules, memory, request.headers, chat_template)
         rendered = render(body, path), render(stripped.body, path)
         ratios: tuple[float | None, float | None] = (None, None)
         if former is not None and stripped.side is None:
@@ -247,6 +262,8 @@ def _test_text(tried: Sequence[_Tried]) -> Callable[[Console], RenderableType]:
 def _headline(one: _Tried) -> str:
     stripped = one.stripped
     words = [one.captured.endpoint, stripped.client or "unknown client"]
+    if any(hit.rule == "raw-prompt" for hit in stripped.hits):
+        words.append("a raw prompt, not split into turns: the chat template of its model is not known (--config)")
     if stripped.side:
         words.append(f"{stripped.side} request")
     words.append(plural(len(stripped.edits), "edit"))

@@ -129,3 +129,22 @@ def test_files_that_hold_no_request(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run("rules", "test", str(file)) == 2
     assert capsys.readouterr().err
     assert run("rules", "test", str(tmp_path / "missing.json")) == 2
+
+
+def test_raw_prompts_split_by_the_template_of_the_configs_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the config of a ChatML model a raw prompt is read in turns, without one it says what is missing."""
+    prompt = "<|im_start|>user\n[Wed 2026-02-18 20:48 UTC] hi<|im_end|>\n<|im_start|>assistant\n"
+    file, config = tmp_path / "raw.json", tmp_path / "kv.toml"
+    file.write_text(json.dumps({"path": "/completion", "headers": {}, "body": {"prompt": prompt}}), "utf-8")
+    model = Path(__file__).parents[2] / "models" / "tiny-dense.gguf"
+    config.write_text(f"[server]\nmodel = {json.dumps(str(model))}\n", "utf-8")
+    assert run("rules", "test", str(file)) == 0
+    assert "not split into turns: the chat template of its model is not known" in capsys.readouterr().out
+    assert run("rules", "test", str(file), "--config", str(config), "--json") == 0
+    (found,) = envelope(capsys)["data"]["requests"]
+    assert [hit["rule"] for hit in found["hits"]] == ["openclaw.timestamps"]
+    assert found["stripped"]["ts_removed"] == 1
+    config.write_text("[server]\nmodel = '/nowhere/x.gguf'\n", "utf-8")
+    assert run("rules", "test", str(file), "--config", str(config)) == 0
