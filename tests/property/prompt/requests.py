@@ -131,9 +131,12 @@ def system_text(client: Client, newest: Turn, day: int) -> str:
         return f"git: Current branch: main\n{client.system}"
     if client.kind == "checksum":
         return f"x-anthropic-billing-header: cc_version=2.1.197.bb9; cc_entrypoint=cli; cch={len(newest.user):05x};"
-    # Raw prompts have no tools that tell the client.
-    name = "operating inside pi, a coding agent harness\n" if client.dialect == "completion" else ""
-    return f"{name}{client.system}\nCurrent date: 2026-11-{day:02}\nCurrent working directory: /home/dev"
+    dated = f"Current date: 2026-11-{day:02}\nCurrent working directory: /home/dev"
+    if client.dialect == "completion":
+        # Raw prompts have no tools that tell the client: its system text must not look like another one's.
+        prose = client.system.replace("openclaw.", "other.")
+        return f"operating inside pi, a coding agent harness\n{prose}\n{dated}"
+    return f"{client.system}\n{dated}"
 
 
 def user_text(client: Client, turn: Turn) -> str:
