@@ -67,7 +67,7 @@ def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -
         _extend_blocks(pack, blocks, patches, own)
         rules: list[Rule] = []
         for index, base in enumerate(pack.spec.rule):
-            spec, path, problems = base, f"rule.{index}", found
+            spec, path, problems, key = base, f"rule.{index}", found, "pattern"
             if base.name in patches:
                 number, patch = patches.pop(base.name)
                 path, problems = f"rules.add.{number}", own
@@ -76,11 +76,12 @@ def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -
                 if merged is None:
                     continue
                 spec = merged
+                key = "also" if patch.also is not None and patch.pattern is None else "pattern"
             if spec.name in names:
                 problems.add(f"{path}.name", f"{spec.name!r} is the name of another rule")
             names.add(spec.name)
             origin = f"{pack.spec.name} {pack.spec.version}" + (" + config" if problems is own else "")
-            rules += _rule(spec, blocks, pack.spec.client, origin, settings, path, problems)
+            rules += _rule(spec, blocks, pack.spec.client, origin, settings, path, problems, key)
         found.raise_any()
         packed.append(_Compiled(pack, blocks, rules))
     added: list[Rule] = []
@@ -239,9 +240,10 @@ def _rule(
     settings: RuleSettings,
     path: str,
     problems: _Problems,
+    key: str = "pattern",
 ) -> list[Rule]:
-    block = _rule_block(spec, blocks, path, problems)
-    if block is not None and spec.keys and not any(pattern.reads_json for pattern in block.patterns):
+    block = _rule_block(spec, blocks, path, problems, key)
+    if block is not None and spec.keys and not all(pattern.reads_json for pattern in block.patterns):
         problems.add(f"{path}.keys", "there is no JSON to have keys: its pattern needs {json} or {json-fence}")
     same = _compile(spec.same, f"{path}.same", problems) if spec.same else ()
     if spec.inside is not None and spec.inside not in blocks:
@@ -249,7 +251,9 @@ def _rule(
     return [Rule(spec, block, client, origin, _active(spec, settings), same)] if block is not None else []
 
 
-def _rule_block(spec: RuleSpec, blocks: dict[str, Block], path: str, problems: _Problems) -> Block | None:
+def _rule_block(
+    spec: RuleSpec, blocks: dict[str, Block], path: str, problems: _Problems, key: str = "pattern"
+) -> Block | None:
     if spec.block is not None:
         block = blocks.get(spec.block)
         if block is None:
@@ -257,10 +261,10 @@ def _rule_block(spec: RuleSpec, blocks: dict[str, Block], path: str, problems: _
             problems.add(f"{path}.block", f"there is no block {spec.block!r} in this pack; blocks are: {known}")
         return block
     assert spec.pattern is not None
-    patterns = _compile(spec.pattern, f"{path}.pattern", problems)
+    patterns = _compile(spec.pattern, f"{path}.{key}", problems)
     searched = spec.where in ("system", "tools", "first user") and spec.at != "start"
     if searched and any(not pattern.head for pattern in patterns):
-        problems.add(f"{path}.pattern", 'must begin with a literal or {json-fence}, or have `at = "start"`')
+        problems.add(f"{path}.{key}", 'must begin with a literal or {json-fence}, or have `at = "start"`')
         return None
     return Block(spec.name, patterns) if len(patterns) == len(spec.pattern) else None
 

@@ -145,6 +145,8 @@ def test_a_carrier_rule_that_is_off_leaves_the_field_to_the_general_one(ruled: R
             "no JSON",
         ),
         (RulePatch(name="openclaw.carrier", also=("{nope}",)), "rules.add.0.also", "no token {nope}"),
+        (RulePatch(name="openclaw.timestamps", also=("{nope}",)), "rules.add.0.also", "no token {nope}"),
+        (RulePatch(name="openclaw.user-ids", also=("x {line}",)), "rules.add.0.keys", "no JSON"),
         (RulePatch(name="openclaw.user_ids", also=("x",)), "rules.add.0.name", "did you mean 'openclaw.user-ids'?"),
         (RulePatch(name="openclaw.timestamp", enabled=True), "rules.add.0", "did you mean 'openclaw.timestamps'?"),
     ],
