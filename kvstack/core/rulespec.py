@@ -182,7 +182,7 @@ class RuleSpec(_Spec):
     stable: bool = False
     """For `drop` in user texts: the client keeps the target in its history, so it keeps conversations apart."""
 
-    dialects: tuple[Dialect, ...] = ("chat", "responses", "messages", "completion")
+    dialects: Annotated[tuple[Dialect, ...], Field(min_length=1)] = ("chat", "responses", "messages", "completion")
     """Where it applies."""
 
     switch: Switch | None = None
@@ -210,6 +210,8 @@ class RuleSpec(_Spec):
             raise ValueError('in the first user text a rule needs `inside`, or `at = "start"`: the rest is the user\'s')
         if self.announce and "{value}" not in self.text:
             raise ValueError("`announce` needs a `text` with {value}")
+        if self.keys and self.where == "message":
+            raise ValueError("`keys` are cut in system texts and in blocks of user texts, not in whole messages")
         if self.keys and self.action not in ("drop", "sticky", "tail", "observe"):
             raise ValueError("`keys` can be dropped, moved or observed")
         return self
@@ -234,7 +236,17 @@ class WarningSpec(_Spec):
 
 
 # What users of regular expressions write, and hardly anybody else: without any token beside it, it is one.
-_REGULAR = ("\\d+", "\\d{", "\\w+", "\\s+", "\\s*", ".*", ".+", "[0-9]", "[a-z]", "[A-Z]", "(?:", "[^")
+_REGULAR = ("\\d{", "\\w{", "\\d", "\\w", "\\s", "\\b", ".*", ".+", "[0-9", "[a-z", "[A-Z", "(?:", "[^")
+
+# Keys that are for some actions alone.  A packed rule may keep one that its new action has no use for; a user's rule
+# that says one expects something of it.
+_KEYS_OF = {
+    "announce": ("freeze",),
+    "constant": ("constant",),
+    "same": ("place",),
+    "stable": ("drop",),
+    "unless_in_first_user": ("sticky",),
+}
 
 
 class RulePatch(_Spec):
@@ -355,7 +367,13 @@ def merge_rule(base: RuleSpec | None, patch: RulePatch, path: str) -> tuple[Rule
     if patch.also is not None and merged.get("pattern") is not None:
         merged["pattern"] = (*merged["pattern"], *patch.also)
     try:
-        return RuleSpec.model_validate(merged), []
+        spec = RuleSpec.model_validate(merged)
+        idle = [
+            Problem(f"{path}.{key}", f"is for the action {' or '.join(actions)}; this rule's is {spec.action}")
+            for key, actions in _KEYS_OF.items()
+            if given.get(key) and spec.action not in actions
+        ]
+        return (None, idle) if idle else (spec, [])
     except ValidationError as error:
         return None, _problems(error.errors(), {}, prefix=path)
 

@@ -91,7 +91,7 @@ def compile_rules(packs: Sequence[Pack], settings: RuleSettings | None = None) -
             own.add(f"rules.add.{index}.name", f"there is no packed rule {patch.name!r} to extend{near}")
             continue
         merged, wrong = merge_rule(None, patch, f"rules.add.{index}")
-        if wrong:
+        if any("is missing" in problem.message or "needs either" in problem.message for problem in wrong):
             missing = f"there is no packed rule {patch.name!r}, so this must be a complete one"
             own.add(f"rules.add.{index}", missing + near)
         own.found.extend(wrong)
@@ -245,6 +245,8 @@ def _rule(
     block = _rule_block(spec, blocks, path, problems, key)
     if block is not None and spec.keys and not all(pattern.reads_json for pattern in block.patterns):
         problems.add(f"{path}.keys", "there is no JSON to have keys: its pattern needs {json} or {json-fence}")
+    if block is not None and spec.has and not any(pattern.reads_json for pattern in block.patterns):
+        problems.add(f"{path}.has", "there is no JSON to have keys: its pattern needs {json} or {json-fence}")
     same = _compile(spec.same, f"{path}.same", problems) if spec.same else ()
     if spec.inside is not None and spec.inside not in blocks:
         problems.add(f"{path}.inside", f"there is no block {spec.inside!r} in this pack")

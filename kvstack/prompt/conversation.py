@@ -138,6 +138,8 @@ class ConversationMemory:
         self.warned: set[str] = set()
         self.recent = RecentRequests()
         self._links: OrderedDict[bytes, tuple[Remembered, ...]] = OrderedDict()
+        # The last link that each conversation left behind.
+        self._newest: dict[str, bytes] = {}
         self._requests = 0
         self._names = 0
 
@@ -176,16 +178,35 @@ class ConversationMemory:
             twins = [
                 twin
                 for twin in self._links.get(link, ())
-                if (session is None or twin.session is None or twin.session == session)
-                and (not same or not twin.same or twin.same == same)
-                and (not mark.digest or not twin.mark.digest or twin.mark == mark)
-                and (not far or _certain(twin, session, mark))
+                if _may_be(twin, session, same, mark) and (not far or _certain(twin, session, mark))
             ]
             if not twins:
                 continue
             self._links.move_to_end(link)
-            return _choose(twins, session, live or {}, carried)
+            if index == len(chain.links) - 1:
+                twins = [*self._waiting(chain, twins, session, same, mark), *twins]
+            return _choose(twins, session, live or {}, carried if same else (), mark)
         return None
+
+    def _waiting(
+        self, chain: Chain, known: Sequence[Remembered], session: str | None, same: str, mark: Mark
+    ) -> list[Remembered]:
+        """
+        Find other conversations of which a request may be the next.
+
+        A request that some conversation has sent already need not be its repetition: another one that waits one turn
+        before may have come to say the same.
+        """
+        found: list[Remembered] = []
+        names = {twin.conversation for twin in known}
+        for index in range(len(chain.links) - 2, -1, -1):
+            if chain.users[-1] - chain.users[index] > 1:
+                break
+            for twin in self._links.get(chain.links[index], ()):
+                newest = self._newest.get(twin.conversation) == chain.links[index]
+                if newest and twin.conversation not in names and _may_be(twin, session, same, mark):
+                    found.append(twin)
+        return found
 
     def remember(self, chain: Chain, state: Remembered) -> None:
         """
@@ -195,17 +216,23 @@ class ConversationMemory:
             return
         link = chain.links[-1]
         twins = self._links.pop(link, ())
-        self._forget(twins)
+        waiting = {twin.conversation for twin in twins if self._newest.get(twin.conversation) == link}
+        self._forget(twins, link)
         kept = tuple(twin for twin in twins if twin.conversation != state.conversation and not _alike(twin, state))
         kept = (*kept, state)[-_MAX_TWINS:]
         self._links[link] = kept
+        self._newest[state.conversation] = link
+        self._newest |= {twin.conversation: link for twin in kept if twin.conversation in waiting}
         self._requests += len(kept)
         self.bytes += sum(twin.cost_bytes() for twin in kept)
         while self._links and (self._requests > self.max_requests or self.bytes > self.max_bytes):
-            _, oldest = self._links.popitem(last=False)
-            self._forget(oldest)
+            gone, oldest = self._links.popitem(last=False)
+            self._forget(oldest, gone)
 
-    def _forget(self, twins: Sequence[Remembered]) -> None:
+    def _forget(self, twins: Sequence[Remembered], link: bytes) -> None:
+        for twin in twins:
+            if self._newest.get(twin.conversation) == link:
+                del self._newest[twin.conversation]
         self._requests -= len(twins)
         self.bytes -= sum(twin.cost_bytes() for twin in twins)
 
@@ -215,6 +242,17 @@ class ConversationMemory:
         """
         self._names += 1
         return f"c{self._names}"
+
+
+def _may_be(twin: Remembered, session: str | None, same: str, mark: Mark) -> bool:
+    """
+    Tell whether nothing that is known says that this is another conversation.
+    """
+    return (
+        (session is None or twin.session is None or twin.session == session)
+        and (not same or not twin.same or twin.same == same)
+        and (not mark.digest or not twin.mark.digest or twin.mark == mark)
+    )
 
 
 def _certain(twin: Remembered, session: str | None, mark: Mark) -> bool:
@@ -228,22 +266,36 @@ def _alike(one: Remembered, other: Remembered) -> bool:
     """
     Tell whether two states would do the same to a request.
     """
-    return (one.frozen, one.announced, one.appended, one.placed, one.session, one.same, one.mark) == (
+    return (one.frozen, one.announced, one.appended, _said(one), one.session, one.same, one.mark) == (
         other.frozen,
         other.announced,
         other.appended,
-        other.placed,
+        _said(other),
         other.session,
         other.same,
         other.mark,
     )
 
 
+def _said(state: Remembered) -> list[tuple[int, str]]:
+    """
+    Return what the carriers of a state say, however they are spelled.
+    """
+    return [(placed.position, placed.text) for placed in state.placed]
+
+
 def _choose(
-    twins: Sequence[Remembered], session: str | None, live: Mapping[str, str], carried: Collection[str]
+    twins: Sequence[Remembered], session: str | None, live: Mapping[str, str], carried: Collection[str], mark: Mark
 ) -> Remembered | None:
     """
     Choose among states with equal chains by what only one of them knows; None if several fit.
+
+    Args:
+        twins: The states, the best last.
+        session: The client's own name of the conversation.
+        live: What stands now where values are frozen.
+        carried: Texts of the carriers that the request holds, where they name their conversation.
+        mark: What was dropped from the first text.
     """
     tests: list[Callable[[Remembered], bool]] = [lambda twin: session is not None and twin.session == session]
     if live:
@@ -253,7 +305,9 @@ def _choose(
     for test in tests:
         if len(twins) > 1:
             twins = [twin for twin in twins if test(twin)] or twins
-    return twins[0] if len(twins) == 1 else None
+    # Several states of one conversation: its first turn was sent again and had changed.
+    one = all(_certain(twin, session, mark) for twin in twins)
+    return twins[-1] if one or all(_alike(twins[0], twin) for twin in twins[1:]) else None
 
 
 def digest_item(item: Item, texts: Sequence[str]) -> bytes:

@@ -99,10 +99,23 @@ class Item:
         Its last text, or the one that could be added to the parts of its content (an image alone has none); None if
         it can have no text.
         """
-        if self.texts:
-            return self.texts[-1]
+        return self.texts[-1] if self.texts else self.added_text
+
+    @property
+    def holds_more(self) -> bool:
+        """
+        Whether it has content beside texts: an image says something too.
+        """
+        content = self.value.get("content") if type(self.value) is dict else None
+        return type(content) is list and len(content) > len(self.texts)
+
+    @property
+    def added_text(self) -> Text | None:
+        """
+        A text part that could be added; None where it has texts alone, or no parts.
+        """
         content = self.value.get("content") if self.listed and type(self.value) is dict else None
-        if type(content) is not list:
+        if type(content) is not list or (self.texts and not self.holds_more):
             return None
         return Text((*self.path, "content", len(content), "text"), "", part=len(content), absent=True)
 

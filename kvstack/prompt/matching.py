@@ -8,19 +8,20 @@ are compared, so that a clock that moved on or a block that only the newest turn
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
+from dataclasses import replace
 
 from kvstack.prompt.conversation import digest_item
-from kvstack.prompt.dialects import Document, Item, Text, spell_path
-from kvstack.prompt.editing import Op, body_edits, changed_text, settle
+from kvstack.prompt.dialects import Document, Item, Text
+from kvstack.prompt.editing import Op
 from kvstack.prompt.findings import Append, Carrier, Findings
-from kvstack.prompt.head import Block, Head, HeadBlock, match_first
+from kvstack.prompt.head import Head, HeadBlock, match_first
 from kvstack.prompt.metadata import cut_keys, fits, plain
 from kvstack.prompt.pattern import Found, Pattern
-from kvstack.prompt.recurring import NO_MARK, Former, Hit, Local, Mark
+from kvstack.prompt.recurring import Former
 from kvstack.prompt.ruleset import Client, Rule, SearchTable
-from kvstack.prompt.splice import Edit, NotJson
-from kvstack.prompt.tooling import tool_texts
+from kvstack.prompt.settling import found_so_far, mark_of, settle_item
+from kvstack.prompt.splice import NotJson
+from kvstack.prompt.tooling import tool_name, tool_texts
 
 __all__ = ["find_all"]
 
@@ -58,7 +59,6 @@ class _Finder:
         self.client = client
         self.findings = Findings()
         self._dialect = document.api.value
-        self._seen: dict[str, int] = {}
         self._carriers: set[int] = set()
         self._settles = settles
         # The user item whose own head and tail are being read: what leaves them stays with that turn.
@@ -82,11 +82,19 @@ class _Finder:
             if (item.role == "user" and items[index - 1].role not in ("user", "tool")) or len(item.texts) != 1:
                 continue
             value = item.texts[0].value
-            kinds = [block for block in self.client.messages if _fills(block, value)]
+            kinds: list[list[Rule]] = []
+            for block in self.client.messages:
+                found = match_first(block.patterns, value, 0)
+                if found is None or value[found.end :].strip():
+                    continue
+                own = [rule for rule in rules if rule.block == block]
+                fitting = [rule for rule in own if _fits(rule, found)]
+                if fitting or not own:
+                    kinds.append(fitting)
             if not kinds:
                 continue
             # One kind may be a special case of another: if the rule for it is off, the other one's acts.
-            rule = next((rule for block in kinds for rule in rules if rule.block == block), None)
+            rule = next((rule for fitting in kinds for rule in fitting), None)
             if rule is not None and rule.spec.action == "observe":
                 self.findings.done.append((rule, item.path, 1))
                 rule = None
@@ -145,8 +153,10 @@ class _Finder:
             if not item.texts:
                 continue
             contextual = index == opening and bool(first)
-            marks = self._marks()
+            before = found_so_far(self.findings)
             head = self.client.head.read(item.texts)
+            if not head.words and item.holds_more:
+                head = replace(head, words=True)
             if index in (opening, newest):
                 self.findings.heads[index] = head
             if contextual:
@@ -158,16 +168,9 @@ class _Finder:
                 self._tail(item.texts[-1], rule)
             self._own = None
             if index == opening:
-                self.findings.mark = _mark(self.findings.ops[marks[0] :])
+                self.findings.mark = mark_of(self.findings.ops[before.ops :])
             if self._settles and item.listed:
-                self._settle(index, item, marks)
-
-    def _marks(self) -> tuple[int, int, int, int]:
-        """
-        Tell how much was found so far.
-        """
-        findings = self.findings
-        return len(findings.ops), len(findings.done), len(findings.appends), findings.message_ids
+                settle_item(self.document, self.findings, index, item, before)
 
     def _unsettle(self, index: int) -> None:
         """
@@ -175,41 +178,6 @@ class _Finder:
         """
         self.findings.digests.pop(index, None)
         self.findings.local.pop(index, None)
-
-    def _settle(self, index: int, item: Item, marks: tuple[int, int, int, int]) -> None:
-        """
-        Turn what was found in an item, behind the *marks*, into edits, if it depends on nothing else.
-        """
-        findings = self.findings
-        known_ops, known_done, known_appends, known_ids = marks
-        if len(findings.appends) > known_appends:
-            return
-        if len(findings.ops) == known_ops and len(findings.done) == known_done:
-            findings.digests[index] = digest_item(item, item.words)
-            return
-        found = findings.ops[known_ops:]
-        for op in found:
-            if op.new is None or op.rule.spec.action not in ("drop", "constant"):
-                return
-        ops = settle(found)
-        texts = [changed_text(text, [op for op in ops if op.text is text], bare=True) for text in item.texts]
-        if not all(texts):
-            return
-        start, _ = self.document.locate(item.path)
-        done = findings.done[known_done:]
-        hits = [Hit(rule.name, spell_path(path), rule.spec.action, n) for rule, path, n in done]
-        hits += [Hit(op.rule.name, spell_path(op.text.path), op.rule.spec.action) for op in ops if op.counted]
-        edits = body_edits(self.document, ops, (), {})
-        findings.digests[index] = digest_item(item, texts)
-        findings.local[index] = Local(
-            tuple([Edit(first - start, last - start, new) for first, last, new in edits]),
-            tuple(hits),
-            sum(op.rule.spec.switch == "strip_timestamps" for op in ops),
-            findings.message_ids - known_ids,
-            findings.mark if index == findings.opening else NO_MARK,
-        )
-        del findings.ops[known_ops:], findings.done[known_done:]
-        findings.message_ids = known_ids
 
     def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
         for rule in rules:
@@ -222,7 +190,7 @@ class _Finder:
                         self._search(block.text, table, block.found.start, block.found.end)
 
     def _head_block(self, block: HeadBlock, head: Head, rules: Iterable[Rule], opening: Item) -> None:
-        fitting = [rule for rule in rules if not rule.spec.has or fits(block.found.value, dict(rule.spec.has))]
+        fitting = [rule for rule in rules if _fits(rule, block.found)]
         # The client's block and the user's copy of it stand in a row: nobody can tell which is whose.
         if block.block.name in head.doubled:
             fitting = [rule for rule in fitting if rule.spec.keys]
@@ -238,7 +206,7 @@ class _Finder:
             pos = value.rfind(pattern.head)
             if pos > 0 and value[pos - 1] == "\n":
                 found = pattern.match(value, pos)
-                if found is not None and not value[found.end :].strip():
+                if found is not None and not value[found.end :].strip() and _fits(rule, found):
                     # The blank line in front of the block goes with it.
                     start = len(value[:pos].rstrip("\r\n"))
                     whole = Found(start, len(value), (start, len(value)), found.json, found.value)
@@ -253,7 +221,7 @@ class _Finder:
         matches = [
             (found.start, -found.end, order, rule, found)
             for order, rule, found in table.search(text.value, begin, stop)
-            if not rule.spec.has or fits(found.value, dict(rule.spec.has))
+            if _fits(rule, found)
         ]
         if not matches:
             return
@@ -306,6 +274,14 @@ class _Finder:
         pattern = rule.spec.text or "{value}"
         self.findings.appends.append(Append(rule, "\n\n" + pattern.replace("{value}", value), self._own))
 
+    def _key(self, rule: Rule, text: Text) -> str:
+        """
+        Name a frozen value by its rule, and in tools by the tool: others come and go in front of it.
+        """
+        if text.path[0] != "tools":
+            return rule.name
+        return f"{rule.name}@{tool_name(self.document.top['tools'][text.path[1]])}"
+
     def _act_whole(self, rule: Rule, text: Text, found: Found, end: int, opening: Item | None) -> None:
         spec = rule.spec
         start, stop = found.target
@@ -320,9 +296,7 @@ class _Finder:
                     return
                 op.new = op.bare = spec.constant
             case "freeze":
-                number = self._seen.get(rule.name, 0)
-                self._seen[rule.name] = number + 1
-                op.key = f"{rule.name}#{number}"
+                op.key = self._key(rule, text)
                 op.new, op.bare = None, f"\0{rule.name}\0"
             case "coarsen":
                 if spec.text:
@@ -338,23 +312,11 @@ class _Finder:
         self.findings.ops.append(op)
 
 
-def _mark(ops: Iterable[Op]) -> Mark:
+def _fits(rule: Rule, found: Found) -> bool:
     """
-    Digest what goes from the first text of the user, though the client keeps it.
+    Tell whether a block that reads as a rule says is one that it means.
     """
-    kept = [op for op in ops if op.rule.spec.stable and op.rule.spec.action == "drop"]
-    if not kept:
-        return NO_MARK
-    dropped = "\0".join(op.live for op in kept).encode("utf-8", "surrogatepass")
-    return Mark(blake2b(dropped, digest_size=16).digest(), any(op.rule.spec.keys for op in kept))
-
-
-def _fills(block: Block, text: str) -> bool:
-    """
-    Tell whether a text is one block from end to end.
-    """
-    found = match_first(block.patterns, text, 0)
-    return found is not None and not text[found.end :].strip()
+    return not rule.spec.has or fits(found.value, dict(rule.spec.has))
 
 
 def _same_span(one: Found, other: Found) -> bool:

@@ -204,6 +204,7 @@ class Planner:
         # The carriers that became part of a turn, in the order in which they came.
         merged = [(entry.position, entry.text) for entry in plan.appended if self._carries(entry.rule)]
         merged.sort(key=itemgetter(0))
+        known_merged, merged_before, within = set(merged), 0, ""
         by_index = {carrier.index: carrier for carrier in self._findings.carriers}
         # The one that stands last before the carrier that is looked at; known ones are in the order of their places.
         last: Placed | None = None
@@ -220,20 +221,23 @@ class Planner:
             while earlier < len(known) and known[earlier].position <= kept_before:
                 last, earlier = known[earlier], earlier + 1
             current = known[-1] if known and known[-1].position > kept_before else last
-            within = [words for position, words in merged if turn is not None and position <= turn]
+            # What became part of a turn last, up to this one.
+            while merged_before < len(merged) and turn is not None and merged[merged_before][0] <= turn:
+                within, merged_before = merged[merged_before][1], merged_before + 1
             # Dropped, as long as no earlier one stands: it tells that what that one says is over.
             if carrier.rule.spec.action == "drop" and current is None and not within:
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
             text = item.texts[0].value
-            again = (turn, f"\n\n{text}") in merged
+            again = (turn, f"\n\n{text}") in known_merged
             wanted = self._merges or carrier.rule.spec.action == "sticky"
             # What was done to a carrier before is done again, also if the template or the rule changed meanwhile.
             if turn is not None and (again or (wanted and text not in known_texts)):
                 # One that changed in the tool loop goes behind the former one: the model believes the last.
-                if not within or within[-1] != f"\n\n{text}":
-                    self._merge(plan, turn, carrier.rule, text, merged)
+                if within != f"\n\n{text}":
+                    within = self._merge(plan, turn, carrier.rule, text)
+                    known_merged.add((turn, within))
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
@@ -272,15 +276,14 @@ class Planner:
         known = self._rules.by_name.get(rule)
         return known is not None and known.spec.where == "message"
 
-    def _merge(self, plan: Plan, turn: int, rule: Rule, text: str, merged: list[tuple[int, str]]) -> None:
+    def _merge(self, plan: Plan, turn: int, rule: Rule, text: str) -> str:
         """
-        Append a carrier to the turn that it belongs to.
+        Append a carrier to the turn that it belongs to, unless the client did so itself.
         """
-        words = self._counted[turn].last_text
-        if words is None or words.value.endswith(text):
-            return  # the client did so itself
-        plan.appended.append(Appended(turn, rule.name, f"\n\n{text}", sticky=True))
-        merged.append((turn, f"\n\n{text}"))
+        words, merged = self._counted[turn].last_text, f"\n\n{text}"
+        if words is not None and not words.value.endswith(text):
+            plan.appended.append(Appended(turn, rule.name, merged, sticky=True))
+        return merged
 
     def _insert(self, plan: Plan, entry: Placed) -> None:
         if not 0 < entry.position <= len(self._counted):
@@ -306,4 +309,4 @@ def _last_text(item: Item, ops: Mapping[int, Sequence[Op]]) -> Text | None:
         own = ops.get(id(text))
         if not own or changed_text(text, own, bare=False):
             return text
-    return item.last_text
+    return item.added_text or item.last_text

@@ -24,6 +24,7 @@ from kvstack.prompt.planning import Plan, Planner
 from kvstack.prompt.recurring import Former, Hit
 from kvstack.prompt.roles import must_alternate, turn_markers
 from kvstack.prompt.ruleset import Client, Rule, RuleSet
+from kvstack.prompt.settling import number_keys
 from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
 
 __all__ = ["Hit", "Stripped", "apply_rules"]
@@ -123,6 +124,7 @@ class _Request:
         self.former = former
         self.findings: Findings = find_all(document, self.client, former, settles=memory is not None)
         self.ops = settle(self.findings.ops)
+        number_keys(self.findings.ops, self.ops)
         self.hits: list[Hit] = []
         # Items that count: carriers and reasoning come and go, the rest is the conversation.
         carriers = {carrier.index for carrier in self.findings.carriers}

@@ -10,7 +10,7 @@ from typing import Any
 from kvstack.prompt.items import Text
 from kvstack.prompt.splice import JsonPath
 
-__all__ = ["tool_names", "tool_texts"]
+__all__ = ["tool_name", "tool_names", "tool_texts"]
 
 
 def tool_names(tools: Any) -> frozenset[str]:
@@ -19,14 +19,18 @@ def tool_names(tools: Any) -> frozenset[str]:
     """
     if not isinstance(tools, list):
         return frozenset()
-    names = []
-    for tool in tools:
-        if isinstance(tool, dict):
-            function = tool.get("function")
-            name = function.get("name") if isinstance(function, dict) else tool.get("name")
-            if isinstance(name, str):
-                names.append(name)
-    return frozenset(names)
+    return frozenset(name for tool in tools if (name := tool_name(tool)) is not None)
+
+
+def tool_name(tool: Any) -> str | None:
+    """
+    Return the name of a tool, in whichever form its dialect has.
+    """
+    if not isinstance(tool, dict):
+        return None
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else tool.get("name")
+    return name if isinstance(name, str) else None
 
 
 def tool_texts(tools: Any) -> Iterator[Text]:

@@ -75,7 +75,10 @@ def test_a_rule_that_cannot_be_used_is_named_with_its_line(tmp_path: Path, text:
     assert [(problem.path, problem.line) for problem in problems(tmp_path, text)] == [(path, line)]
 
 
-@pytest.mark.parametrize("pattern", [r"job=\d+", "Build .* of today", "id [0-9][0-9]", r"\w+ \d{4}", "(?:a|b)"])
+@pytest.mark.parametrize(
+    "pattern",
+    [r"job=\d+", "Build .* of today", "id [0-9][0-9]", r"\w+ \d{4}", "(?:a|b)", "^Build [A-Za-z]+$", r"Build \d\d"],
+)
 def test_a_regular_expression_is_refused(tmp_path: Path, pattern: str) -> None:
     """It would be taken for literal text and never match anything, without a word."""
     text = f"[[rules.add]]\nname = 'a.b'\nwhere = 'system'\naction = 'drop'\npattern = '{pattern}'\n"

@@ -124,6 +124,21 @@ def test_many_of_everything(kind: str) -> None:
     assert_linear(MANY[kind], 250)
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_very_many_carriers(answered: bool) -> None:
+    """Thousands in one turn, or one in each of thousands of turns: what is cheap for each hides in smaller numbers."""
+
+    def make(n: int) -> dict[str, Any]:
+        said = [{"role": "user", "content": "x"}]
+        for number in range(n):
+            said.append({"role": "user", "content": CARRIER.format(number)})
+            if answered:
+                said += [{"role": "assistant", "content": "y"}, {"role": "user", "content": f"x {number}"}]
+        return {"messages": [{"role": "system", "content": META}, *said]}
+
+    assert_linear(make, 1500)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     pieces=st.lists(st.sampled_from((*OPENINGS, *LOOKALIKES, " ", "x")), min_size=1, max_size=6), where=st.booleans()

@@ -20,7 +20,7 @@ def owned(said: list[Turn], name: str) -> list[Turn]:
     return [
         replace(
             turn,
-            id=f"{name}{n}",
+            id=f"id-{name}-{n}",
             reply=f"{name}-reply-{n}" if turn.reply else "",
             clock=f"Wed 2026-02-18 {hour:02}:{n:02} UTC",
             answer=f"{n} {turn.answer}",
@@ -55,3 +55,42 @@ def test_equal_words_do_not_mix(
         if lost:
             continue
         assert apply_rules(raw, path, RULES, together).body == apply_rules(raw, path, RULES, alone[name]).body
+
+
+CLOCK = "Wed 2026-02-18 20:48 UTC"
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    said=st.lists(turns, min_size=2, max_size=4),
+    kind=st.sampled_from(("carrier", "date", "checksum")),
+    dialect=st.sampled_from(("chat", "responses", "messages")),
+    order=st.lists(st.booleans(), min_size=4, max_size=24),
+    days=st.tuples(
+        *(st.lists(st.integers(first, first + 2), min_size=1, max_size=4).map(sorted) for first in (11, 15))
+    ),
+)
+def test_nothing_of_the_other_one_arrives(
+    said: list[Turn], kind: str, dialect: str, order: list[bool], days: tuple[list[int], list[int]]
+) -> None:
+    """
+    Two conversations with equal words at equal times, answered in equal words, as scripts have them: what only one
+    client said never stands in a request of the other one.
+    """
+    client = Client(kind, "messages" if kind == "checksum" else dialect, False, "so", ("read",))
+    path = PATHS[client.dialect]
+    talks = {
+        name: [
+            json.dumps(body).encode()
+            for body in requests(client, [replace(turn, clock=CLOCK) for turn in owned(said, name)], own)
+        ]
+        for name, own in zip("ab", days, strict=True)
+    }
+    days_of = {name: {f"2026-11-{day:02}" for day in own} for name, own in zip("ab", days, strict=True)}
+    memory = ConversationMemory()
+    for first in order:
+        name, other = "ab" if first else "ba"
+        if talks[name]:
+            sent = apply_rules(talks[name].pop(0), path, RULES, memory).body.decode()
+            assert f"id-{other}-" not in sent
+            assert not any(day in sent for day in days_of[other])

@@ -144,6 +144,26 @@ def test_a_carrier_rule_that_is_off_leaves_the_field_to_the_general_one(ruled: R
             "rules.add.0.keys",
             "no JSON",
         ),
+        (
+            RulePatch(name="mine", where="system", action="drop", pattern=("x {int}",), has={"a": "b"}),
+            "rules.add.0.has",
+            "no JSON",
+        ),
+        (
+            RulePatch(name="mine", where="message", action="drop", pattern=("{json-fence}",), keys=("a",)),
+            "rules.add.0",
+            "not in whole messages",
+        ),
+        (RulePatch(name="openclaw.system-ids", where="message"), "rules.add.0", "not in whole messages"),
+        (RulePatch(name="openclaw.timestamps", announce=True, text="{value}"), "rules.add.0.announce", "is for the"),
+        (RulePatch(name="pi.date", action="observe", constant="x"), "rules.add.0.constant", "is for the action const"),
+        (RulePatch(name="openclaw.system-ids", same=("x",)), "rules.add.0.same", "place; this rule's is drop"),
+        (RulePatch(name="pi.date", stable=True), "rules.add.0.stable", "drop; this rule's is freeze"),
+        (
+            RulePatch(name="pi.date", unless_in_first_user=True),
+            "rules.add.0.unless_in_first_user",
+            "sticky; this rule's is freeze",
+        ),
         (RulePatch(name="openclaw.carrier", also=("{nope}",)), "rules.add.0.also", "no token {nope}"),
         (RulePatch(name="openclaw.timestamps", also=("{nope}",)), "rules.add.0.also", "no token {nope}"),
         (RulePatch(name="openclaw.user-ids", also=("x {line}",)), "rules.add.0.keys", "no JSON"),
@@ -249,3 +269,32 @@ def test_the_guide_names_every_token_and_action() -> None:
         assert f"`{{{token}}}`" in text
     for action in get_args(Action):
         assert f"| `{action}` |" in text
+
+
+@pytest.mark.parametrize("where", ["message", "user tail"])
+def test_has_says_which_block_is_meant(ruled: Ruled, where: Any) -> None:
+    """At every position: a block without that key, or with another value, is somebody else's."""
+    rule = RulePatch(name="mine.x", where=where, pattern=("{json-fence}",), has={"schema": "mine.v"}, action="drop")
+    rules = ruled(added=(rule,))
+
+    def sent(schema: str) -> list[str]:
+        fence = f'```json\n{{"schema": "{schema}"}}\n```'
+        texts = ["hi", fence] if where == "message" else [f"hi\n{fence}"]
+        return said_to_openclaw(texts, rules)
+
+    assert sent("mine.v1") == ["hi"]
+    assert sent("yours.v1") == (
+        ["hi", '```json\n{"schema": "yours.v1"}\n```']
+        if where == "message"
+        else ['hi\n```json\n{"schema": "yours.v1"}\n```']
+    )
+
+
+@pytest.mark.parametrize("memory", [None, ConversationMemory()])
+def test_a_timestamp_that_is_replaced_is_not_removed(ruled: Ruled, memory: ConversationMemory | None) -> None:
+    """The counter counts what went, with a memory as without."""
+    rules = ruled(added=(RulePatch(name="openclaw.timestamps", action="constant", constant="[t] "),))
+    body = json.dumps({"messages": [{"role": "user", "content": "[Wed 2026-02-18 20:48 UTC] hi"}]}).encode()
+    result = apply_rules(body, CHAT, rules, memory)
+    assert json.loads(result.body)["messages"][0]["content"] == "[t] hi"
+    assert (result.ts_removed, result.items_modified) == (0, 1)
