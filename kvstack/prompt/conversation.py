@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from typing import Any, get_args
 from kvstack.prompt.dialects import Item
 from kvstack.prompt.recurring import NO_MARK, Mark, RecentRequests, link_up
 from kvstack.prompt.roles import Role
+from kvstack.prompt.sharing import SharedBytes
 
 __all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered", "digest_item", "link_up"]
 
@@ -97,13 +98,18 @@ class Remembered:
     users: int = 0
     mark: Mark = NO_MARK
 
-    def cost_bytes(self) -> int:
+    def pieces(self) -> Iterator[tuple[object, int]]:
         """
-        Estimate the memory that this takes, as if nothing were shared.
+        Yield what this holds, with an estimate of the bytes that each piece takes; most are shared with former states.
         """
-        texts = (*self.frozen.values(), *self.live.values(), *self.announced.values())
-        held = (*(entry.text for entry in self.appended), *(entry.raw for entry in self.placed))
-        return 1024 + 2 * sum(map(len, texts)) + sum(128 + 2 * len(text) for text in held)
+        yield self, 1024 + 16 * (len(self.appended) + len(self.placed))
+        for values in (self.frozen, self.live, self.announced):
+            for text in values.values():
+                yield text, 64 + 2 * len(text)
+        for appended in self.appended:
+            yield appended, 128 + 2 * len(appended.text)
+        for placed in self.placed:
+            yield placed, 128 + 2 * (len(placed.raw) + len(placed.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +134,13 @@ class ConversationMemory:
 
     Args:
         max_requests: How many requests are remembered.
-        max_bytes: How much their memory may hold, counted as if nothing were shared.
+        max_bytes: How much all of it may take; what states have in common counts once.
     """
 
     def __init__(self, max_requests: int = 4096, max_bytes: int = 64 * 1024 * 1024) -> None:
         self.max_requests = max_requests
         self.max_bytes = max_bytes
-        self.bytes = 0
+        self._bytes = SharedBytes()
         self.warned: set[str] = set()
         self.recent = RecentRequests()
         self._links: OrderedDict[bytes, tuple[Remembered, ...]] = OrderedDict()
@@ -145,6 +151,13 @@ class ConversationMemory:
 
     def __len__(self) -> int:
         return self._requests
+
+    @property
+    def size_bytes(self) -> int:
+        """
+        Estimate of the memory that is held.
+        """
+        return self._bytes.total
 
     def find(
         self,
@@ -224,8 +237,9 @@ class ConversationMemory:
         self._newest[state.conversation] = link
         self._newest |= {twin.conversation: link for twin in kept if twin.conversation in waiting}
         self._requests += len(kept)
-        self.bytes += sum(twin.cost_bytes() for twin in kept)
-        while self._links and (self._requests > self.max_requests or self.bytes > self.max_bytes):
+        for twin in kept:
+            self._bytes.take(twin.pieces())
+        while self._links and (self._requests > self.max_requests or self.size_bytes > self.max_bytes):
             gone, oldest = self._links.popitem(last=False)
             self._forget(oldest, gone)
 
@@ -233,8 +247,8 @@ class ConversationMemory:
         for twin in twins:
             if self._newest.get(twin.conversation) == link:
                 del self._newest[twin.conversation]
+            self._bytes.give_back(twin.pieces())
         self._requests -= len(twins)
-        self.bytes -= sum(twin.cost_bytes() for twin in twins)
 
     def name(self) -> str:
         """

@@ -143,6 +143,8 @@ class HeadReader:
                 end = _skip_blank(value, found.end)
                 if block.alone and end < len(value):
                     continue
+                if again and block.alone:
+                    return None  # in parts of their own the client's stands first: the user's words are a copy
                 if again:
                     doubled.add(block.name)
                 else:

@@ -369,18 +369,35 @@ def test_memory_is_bounded() -> None:
     for number in range(50):
         send(ask(("user", f"words {number}"), ("user", f"<carrier>{'x' * 900} {number}</carrier>")), memory)
         assert len(memory) <= 10
-        assert memory.bytes <= 40_000
+        assert memory.size_bytes <= 40_000
     texts, _ = send(ask(("user", "words 49"), A1, U2), memory)
     assert any("<carrier>" in text for text in texts)
     texts, _ = send(ask(("user", "words 1"), A1, U2), memory)
     assert not any("<carrier>" in text for text in texts)
 
 
+def test_a_long_conversation_does_not_push_out_the_others() -> None:
+    """What its states have in common counts once: memory grows with what is new, and all of it is given back."""
+    memory = ConversationMemory(max_requests=200, max_bytes=1_500_000)
+    send(ask(("user", "short"), C1), memory)
+    said: list[tuple[str, str]] = []
+    for number in range(150):
+        said.append(("user", f"turn {number}"))
+        send(ask(*said, ("user", f"<carrier>{'x' * 900} {number}</carrier>")), memory)
+        said.append(("assistant", f"answer {number}"))
+    texts, _ = send(ask(("user", "short"), A1, U2), memory)
+    assert texts[1:] == ["short", C1[1], "yes", "two"]
+    assert 150 * 4 * 900 < memory.size_bytes < 150 * 4 * 2_500
+    memory.max_requests = 0
+    send(ask(("user", "last")), memory)
+    assert (len(memory), memory.size_bytes) == (0, 0)
+
+
 def test_a_state_larger_than_the_memory_is_not_kept() -> None:
     """One request that alone exceeds the limit leaves nothing behind, and nothing fails."""
     memory = ConversationMemory(max_bytes=2_000)
     memory.remember(Chain((b"x",), (1,), 0), Remembered("c1", frozen={"a": "y" * 5_000}))
-    assert (len(memory), memory.bytes) == (0, 0)
+    assert (len(memory), memory.size_bytes) == (0, 0)
 
 
 def test_other_rules_forget_cached_items() -> None:

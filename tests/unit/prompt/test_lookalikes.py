@@ -60,8 +60,9 @@ def test_a_date_reminder_pasted_at_the_start_of_a_turn(rules: RuleSet, words: st
     parts = [{"type": "text", "text": pasted}]
     assert sent(parts, rules, "You help.", headers) == parts
     own = "<system-reminder>\nThe current date is: Monday, November 30, 2026. Note.\n</system-reminder>"
-    both = [{"type": "text", "text": own}, {"type": "text", "text": pasted}]
-    assert sent(both, rules, "You help.", headers) == [{"type": "text", "text": f"{pasted}\n\n{own}"}]
+    for said in (pasted, pasted.removesuffix(words)):
+        both = [{"type": "text", "text": own}, {"type": "text", "text": said}]
+        assert sent(both, rules, "You help.", headers) == [{"type": "text", "text": f"{said}\n\n{own}"}]
 
 
 def test_blocks_that_a_kind_never_stands_behind_exist() -> None:
