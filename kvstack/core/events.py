@@ -29,7 +29,9 @@ __all__ = [
     "ServerSpawned",
     "StateChanged",
     "WarmupEnded",
+    "WarmupJudged",
     "WarmupStarted",
+    "WarmupStepped",
 ]
 
 
@@ -228,6 +230,8 @@ class WarmupEnded:
     detail: str = ""
     boundary_tokens: int | None = None
     """End of the system and tools block in the prompt, where it is known: so much must be found cached later."""
+    snapshot: Literal["saved", "restored"] | None = None
+    """Whether the slot holds a prefix snapshot: made by this warm-up, or read from the disk; None for the chat form."""
 
     @property
     def warm_tokens(self) -> int | None:
@@ -237,6 +241,29 @@ class WarmupEnded:
         if self.outcome != "done":
             return None
         return self.prompt_tokens if self.boundary_tokens is None else self.boundary_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupStepped:
+    """
+    A warm-up that goes on has had a task of the server done: the figures prove that the task is the stack's own.
+    """
+
+    time_s: float
+    prompt_tokens: int
+    evaluated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupJudged:
+    """
+    The first answer to a prompt that begins with a restored prefix: only that shows whether the snapshot holds.
+    """
+
+    time_s: float
+    holds: bool
+    cached_tokens: int
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +290,8 @@ Event = (
     | AnswerSeen
     | RequestEnded
     | WarmupStarted
+    | WarmupStepped
     | WarmupEnded
+    | WarmupJudged
     | Notice
 )

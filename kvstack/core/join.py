@@ -22,7 +22,7 @@ from kvstack.core.events import AnswerSeen, WarmupEnded
 from kvstack.core.figures import agrees, prompt_of
 from kvstack.core.views import RequestRow, SlotView, TaskView
 
-__all__ = ["Join", "begin_warmup", "claim_warmup", "end_warmup", "measured", "settle", "task_of"]
+__all__ = ["Join", "begin_warmup", "claim_warmup", "end_warmup", "measured", "settle", "step_warmup", "task_of"]
 
 RATE_FROM_TOKENS = 64
 """Shorter prefills measure the overhead, not the rate."""
@@ -44,7 +44,7 @@ class Join:
         rate_ms: Milliseconds that they took.
         unclaimed: Tasks that are over and did not come through the proxy.
         warmup_after: The newest request when a warm-up was sent that has no task yet; None if there is none such.
-        warmup_figures: Evaluated and prompt tokens of a warm-up that is over and whose task is not proved yet.
+        warmup_figures: Evaluated and prompt tokens of a warm-up's tasks that are over and not proved yet.
     """
 
     run: int = 0
@@ -57,7 +57,7 @@ class Join:
     rate_ms: float = 0.0
     unclaimed: int = 0
     warmup_after: int | None = None
-    warmup_figures: tuple[int, int | None] | None = None
+    warmup_figures: tuple[tuple[int, int | None], ...] = ()
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -186,7 +186,20 @@ def begin_warmup(join: Join, newest_request: int) -> Join:
     """
     A warm-up is sent: the next task is its, unless a request that was sent before still has none.
     """
-    return replace(join, warmup_after=newest_request, warmup_figures=None)
+    return replace(join, warmup_after=newest_request, warmup_figures=())
+
+
+def step_warmup(join: Join, newest_request: int, figures: tuple[int, int | None]) -> Join:
+    """
+    A warm-up has had one of its tasks done and sends another.
+
+    Args:
+        join: What is known so far.
+        newest_request: Number of the newest request.
+        figures: Evaluated and prompt tokens of the task that is done.
+    """
+    join = claim_warmup(replace(join, warmup_figures=(*join.warmup_figures, figures)))
+    return replace(join, warmup_after=newest_request)
 
 
 def end_warmup(join: Join, ended: WarmupEnded) -> Join:
@@ -195,17 +208,43 @@ def end_warmup(join: Join, ended: WarmupEnded) -> Join:
     """
     if ended.outcome != "done":
         return replace(join, warmup_after=None)
-    figures = None if ended.evaluated_tokens is None else (ended.evaluated_tokens, ended.prompt_tokens)
-    return claim_warmup(replace(join, warmup_figures=figures))
+    if ended.snapshot is not None:
+        # The server's log has no task for it: the slot was filled from a file.
+        tokens = ended.prompt_tokens
+        join = join.with_slot(
+            0, lambda _: SlotView(0, tokens=tokens, prompt_tokens=tokens, is_warmup=True)
+        )
+    if not ended.evaluated_tokens:
+        join = claim_warmup(join)
+        return join if join.warmup_figures else replace(join, warmup_after=None)
+    return claim_warmup(
+        replace(join, warmup_figures=(*join.warmup_figures, (ended.evaluated_tokens, ended.prompt_tokens)))
+    )
 
 
 def claim_warmup(join: Join) -> Join:
     """
-    Prove the task of a warm-up that is over, if there is one with its figures.
+    Prove the tasks of a warm-up that are over, where there are some with their figures.
     """
-    if join.warmup_figures is None:
+    if not join.warmup_figures:
         return join
-    evaluated, prompt = join.warmup_figures
+    left = []
+    for figures in join.warmup_figures:
+        found = _find_warmup(join, *figures)
+        if found is None:
+            left.append(figures)
+            continue
+        join = _hand_over(join, found, None, is_warmup=True)
+        join = join.with_task(found, replace(join.tasks[found], is_proved=True))
+    if left:
+        return replace(join, warmup_figures=tuple(left))
+    for index, task in enumerate(join.tasks):
+        if task.is_warmup and not task.is_proved and task.released:
+            join = _hand_over(join, index, None)  # it was taken for the warm-up's by mistake
+    return replace(join, warmup_figures=(), warmup_after=None)
+
+
+def _find_warmup(join: Join, evaluated: int, prompt: int | None) -> int | None:
     alike = [
         index
         for index, task in enumerate(join.tasks)
@@ -214,13 +253,5 @@ def claim_warmup(join: Join) -> Join:
         and prompt_of(task) in {None, prompt}
         and (task.is_warmup or task.owner is None)
     ]
-    if not alike:
-        return join
     # Its own, if it has one; what nobody claimed otherwise.  Of several the newest.
-    found = max(alike, key=lambda index: (join.tasks[index].is_warmup, index))
-    for index, task in enumerate(join.tasks):
-        if task.is_warmup and not task.is_proved and index != found and task.released:
-            join = _hand_over(join, index, None)  # it was taken for the warm-up's by mistake
-    join = _hand_over(join, found, None, is_warmup=True)
-    join = join.with_task(found, replace(join.tasks[found], is_proved=True))
-    return replace(join, warmup_figures=None, warmup_after=None)
+    return max(alike, key=lambda index: (join.tasks[index].is_warmup, index), default=None)

@@ -104,6 +104,8 @@ class Snapshot:
                 "evaluated_tokens": self.warmup.evaluated_tokens,
                 "duration_ms": self.warmup.duration_ms,
                 "boundary_tokens": self.warmup.boundary_tokens,
+                "snapshot": self.warmup.snapshot,
+                "is_proved": self.warmup.is_proved,
                 "detail": self.warmup.detail,
                 "is_running": self.warmup.is_running,
             },

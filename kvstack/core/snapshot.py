@@ -28,10 +28,12 @@ from kvstack.core.events import (
     ServerSpawned,
     StateChanged,
     WarmupEnded,
+    WarmupJudged,
     WarmupStarted,
+    WarmupStepped,
 )
 from kvstack.core.holders import warm_tokens
-from kvstack.core.join import Join, begin_warmup, claim_warmup, end_warmup, measured, settle
+from kvstack.core.join import Join, begin_warmup, claim_warmup, end_warmup, measured, settle, step_warmup
 from kvstack.core.judging import has_log, judged
 from kvstack.core.lifecycle import State
 from kvstack.core.logfold import fold
@@ -104,8 +106,12 @@ def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
             return _rejoin(snapshot, [event.id])
         case WarmupStarted():
             return _warming(snapshot)
+        case WarmupStepped():
+            return _warming_goes_on(snapshot, event)
         case WarmupEnded():
             return _warmed(snapshot, event)
+        case WarmupJudged():
+            return _judged_warmup(snapshot, event)
         case Notice():
             return add_notice(snapshot, event.time_s, event.level, event.text)
         case _:
@@ -162,6 +168,18 @@ def _warming(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, warmup=replace(snapshot.warmup, is_running=True), join=join)
 
 
+def _warming_goes_on(snapshot: Snapshot, event: WarmupStepped) -> Snapshot:
+    newest = max((row.id for row in snapshot.requests), default=0)
+    join = step_warmup(snapshot.join, newest, (event.evaluated_tokens, event.prompt_tokens))
+    return replace(snapshot, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed))
+
+
+def _judged_warmup(snapshot: Snapshot, event: WarmupJudged) -> Snapshot:
+    if event.holds:
+        return replace(snapshot, warmup=replace(snapshot.warmup, is_proved=True))
+    return replace(snapshot, warmup=replace(snapshot.warmup, outcome="failed", detail=event.detail))
+
+
 def _warmed(snapshot: Snapshot, event: WarmupEnded) -> Snapshot:
     view = WarmupView(
         outcome=event.outcome,
@@ -169,6 +187,7 @@ def _warmed(snapshot: Snapshot, event: WarmupEnded) -> Snapshot:
         evaluated_tokens=event.evaluated_tokens,
         duration_ms=event.duration_ms,
         boundary_tokens=event.boundary_tokens,
+        snapshot=event.snapshot,
         detail=event.detail,
     )
     join = end_warmup(snapshot.join, event)

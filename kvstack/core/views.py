@@ -247,6 +247,10 @@ class WarmupView:
     duration_ms: float | None = None
     boundary_tokens: int | None = None
     """End of the system and tools block, where it is known."""
+    snapshot: str | None = None
+    """`saved` or `restored`: the slot was filled from a prefix snapshot; None for the chat form."""
+    is_proved: bool = False
+    """Whether an answer has shown that the restored prefix is there; of the chat form nobody doubts it."""
     detail: str = ""
     is_running: bool = False
     """Whether another one is under way."""
@@ -259,6 +263,13 @@ class WarmupView:
         if self.outcome != "done":
             return None
         return self.prompt_tokens if self.boundary_tokens is None else self.boundary_tokens
+
+    @property
+    def is_unproved(self) -> bool:
+        """
+        Whether it rests on a restored snapshot that no answer has confirmed yet.
+        """
+        return self.outcome == "done" and self.snapshot is not None and not self.is_proved
 
 
 @dataclass(frozen=True, slots=True)

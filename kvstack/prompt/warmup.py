@@ -1,15 +1,19 @@
 """
-Which prefix to warm, and the request that evaluates it: the chat form.
+Which prefix to warm, where it ends, and the request that evaluates it.
 
 The warm-up request is a client's request cut down to what all its conversations share: the system texts and tools,
 then one short user text, and an answer of one token.  Everything that changes the rendering (tools, `tool_choice`,
 `chat_template_kwargs`, `reasoning_effort`, ...) stays as the client sends it; without its tools an agent's prefix is
 not warm.  The rules are applied by the caller, the same ones that traffic goes through.
+
+Where the server can save what it has evaluated, the prefix alone is evaluated instead.  It has to end where the user's
+turn begins: `boundary` finds that place in the tokens of two renderings that differ in the user text.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +21,23 @@ from kvstack.errors import Problem
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.recorded import RecordingError, default_path, read_recording
 
-__all__ = ["WarmupRequest", "from_recording", "from_system_prompt", "with_user_text"]
+__all__ = [
+    "Token",
+    "WarmupRequest",
+    "before_boundary",
+    "boundary",
+    "from_recording",
+    "from_system_prompt",
+    "shared_tokens",
+    "with_user_text",
+]
 
 USER_TEXT = "Hi"
+
+HEADER_TOKENS = 16
+"""The words that begin a user's turn are no longer than that in any template."""
+
+_USER_ROLES = frozenset({"user", "human"})
 
 _LEADING = frozenset({"system", "developer"})
 # Keys that bind the answer, not the prompt; `n` would ask for several answers.
@@ -108,6 +126,68 @@ def from_recording(text: str, path: str | None = None, user_text: str = USER_TEX
     if isinstance(cut, Problem):
         return cut
     return WarmupRequest(target, _encoded(cut), headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """
+    One token of a rendered prompt.
+
+    Attributes:
+        id: Its number.
+        text: What it stands for; None if that is no text by itself (a part of a character).
+    """
+
+    id: int
+    text: str | None
+
+
+def shared_tokens(one: Sequence[Token], other: Sequence[Token]) -> int:
+    """
+    How many tokens two renderings have in common at their start.
+    """
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a.id != b.id), min(len(one), len(other)))
+
+
+def before_boundary(tokens: Sequence[Token], shared: int) -> list[Token]:
+    """
+    The tokens among which the user's turn begins; which of them are special, the server's tokenizer knows.
+
+    Args:
+        tokens: A rendering.
+        shared: How many of them other renderings begin with too.
+    """
+    return list(tokens[max(0, shared - HEADER_TOKENS) : shared])
+
+
+def boundary(tokens: Sequence[Token], shared: int, special: Collection[int], *, exact: bool) -> int | None:
+    """
+    How many tokens the prefix has.
+
+    It ends before the special token that begins the user's turn (`<|im_start|>user`): no text can merge with what
+    stands before a special token, and a server makes its checkpoints exactly there.
+
+    Args:
+        tokens: A rendering.
+        shared: How many of them a rendering with another user text begins with too.
+        special: The ids of special tokens.
+        exact: Whether the model can go back to checkpoints only.  Others are cut anywhere: a template that marks the
+            user's turn with plain words, or puts the system text into it, loses one token, which might have merged.
+
+    Returns:
+        None if there is no such place.
+    """
+    begins = [index for index in range(max(0, shared - HEADER_TOKENS), shared) if tokens[index].id in special]
+    if not begins:
+        return shared - 1 if shared > 1 and not exact else None
+    end = begins[-1]
+    if len(begins) > 1:
+        # <|start_header_id|>user<|end_header_id|>: the role stands between two of them.
+        between = "".join(token.text or "" for token in tokens[begins[-2] + 1 : end])
+        if between.strip().casefold() in _USER_ROLES:
+            end = begins[-2]
+    return end or None
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
