@@ -14,12 +14,15 @@ from kvstack.core.keylines import key_lines
 from kvstack.errors import ConfigError, KvstackError, ModelNotFound, Problem
 from kvstack.llama.command import Command, child_environment, server_argv
 from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
+from kvstack.llama.memory import Kind
 from kvstack.process.facts import look_at_machine, look_at_model
 from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
+from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.rules import RuleSet, RuleSettings, compile_rules, parse_pack
 from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt
 from kvstack.rundir import cache_dir
+from kvstack.snapshotfiles import make_directory
 
 __all__ = ["Plan", "load_rules", "load_warmup", "look_over", "make_plan"]
 
@@ -39,6 +42,8 @@ class Plan:
         notices: What a person should know before the start.
         facts: What the doctor knows of config, machine, binary and model.
         findings: What the doctor says of it.
+        snapshot_dir: Where prefix snapshots are kept; None if there are none.
+        no_snapshot: Why there are none; empty if they are not wanted.
     """
 
     config: Config
@@ -50,6 +55,8 @@ class Plan:
     env: Mapping[str, str] | None = None
     notices: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    snapshot_dir: Path | None = None
+    no_snapshot: str = ""
 
     @property
     def model_path(self) -> Path | None:
@@ -129,7 +136,7 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
     rules = load_rules(config, config_path)
     warmup = load_warmup(config, config_path)
     if config.attached:
-        return Plan(config, config_path, rules, warmup, Facts(config))
+        return Plan(config, config_path, rules, warmup, Facts(config), no_snapshot="the server is not our own")
     binary = find_binary(config, environ)
     env, env_notices = child_environment(config, environ)
     capabilities = probe(binary, env, cache_dir())
@@ -139,18 +146,62 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
         model: Path | None = config.server.model
     else:
         model = resolve_model(config, cache_dir())
+    facts = Facts(config, capabilities=capabilities)
+    if model is not None and (not dry_run or model.is_file()):
+        facts = replace(facts, model=look_at_model(model))
+    snapshot_dir, no_snapshot = _place_snapshots(config, facts, warmup, dry_run=dry_run)
     command = server_argv(
-        config, capabilities, str(binary), str(model) if model is not None else None, source=str(config_path)
+        config,
+        capabilities,
+        str(binary),
+        str(model) if model is not None else None,
+        source=str(config_path),
+        snapshot_dir=str(snapshot_dir) if snapshot_dir is not None else None,
     )
-    facts = Facts(config, capabilities=capabilities, argv=command.argv)
+    facts = replace(facts, argv=command.argv)
     findings: tuple[Finding, ...] = ()
     if not dry_run:
-        facts = replace(facts, machine=look_at_machine(), model=look_at_model(model) if model is not None else None)
         _check_model(facts)
+        facts = replace(facts, machine=look_at_machine())
         make_slot_directory(config)
         findings = tuple(finding for finding in diagnose(facts) if finding.severity is not Severity.NOTE)
-    notices = (*env_notices, *command.notices)
-    return Plan(config, config_path, rules, warmup, facts, command, env, notices, findings)
+    return Plan(
+        config,
+        config_path,
+        rules,
+        warmup,
+        facts,
+        command,
+        env,
+        (*env_notices, *command.notices),
+        findings,
+        snapshot_dir,
+        no_snapshot,
+    )
+
+
+def _place_snapshots(
+    config: Config, facts: Facts, warmup: WarmupRequest | None, *, dry_run: bool
+) -> tuple[Path | None, str]:
+    """Where prefix snapshots go, or why there are none; the reason is empty where none are wanted."""
+    if warmup is None or not config.warmup.snapshot:
+        return None, ""
+    if api_of(warmup.path) is not Api.CHAT:
+        return None, f"only chat completions can be rendered, not {warmup.path}"
+    assert facts.capabilities is not None
+    if not facts.capabilities.has("--slot-save-path"):
+        return None, "this llama-server has no --slot-save-path"
+    if not dry_run or facts.model is not None:
+        if facts.shape is None:
+            return None, "what kind of model it is, is not known before llama-server has it"
+        if facts.shape.kind is Kind.SLIDING_WINDOW:
+            return None, "the window of a sliding-window model is not restored"
+    if config.server.slot_save_path is not None:
+        return config.server.slot_save_path, ""
+    directory = cache_dir() / "snapshots"
+    if not dry_run and (problem := make_directory(directory)) is not None:
+        return None, f"{directory}: {problem}"
+    return directory, ""
 
 
 def _check_model(facts: Facts) -> None:

@@ -245,6 +245,7 @@ def make_directory(path: Path) -> str | None:
     """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
     except OSError as error:
         return error.strerror or str(error)
     return None if os.access(path, os.W_OK | os.X_OK) else "is not writable"

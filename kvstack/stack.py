@@ -18,10 +18,20 @@ from typing import TypeVar
 
 import kvstack
 from kvstack.bus import Bus, Subscription
-from kvstack.core.events import LogFactSeen, LogLineSeen, Notice, ServerDescribed, WarmupEnded, WarmupStarted
+from kvstack.core.events import (
+    AnswerSeen,
+    Event,
+    LogFactSeen,
+    LogLineSeen,
+    Notice,
+    ServerDescribed,
+    WarmupEnded,
+    WarmupStarted,
+)
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import ServerView, Snapshot
 from kvstack.errors import KvstackError, NotReady
+from kvstack.gate import Gate
 from kvstack.llama.log import LogReader
 from kvstack.plan import Plan
 from kvstack.ports import take_port
@@ -31,11 +41,13 @@ from kvstack.process.watch import IDLE, slots_mark
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.inspecting import RuleLine, list_rules
 from kvstack.prompt.rules import Stripped, apply_rules
+from kvstack.proving import Prover
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
 from kvstack.proxy.serve import ProxyServer
 from kvstack.rundir import RawLog, RunDir, RunFile, new_token
+from kvstack.snapshotting import PrefixSnapshots
 from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
 from kvstack.verifying import Verifier
 from kvstack.warming import Warmer
@@ -64,15 +76,19 @@ class Stack:
         server = ServerView(url=config.upstream_url, is_attached=config.attached)
         self.bus = Bus(Snapshot(config.name, config.proxy_url, server=server))
         self._upstream = Upstream(config.upstream_url, config.server.api_key)
+        self._gate = Gate(self.bus)
+        self._snapshots = PrefixSnapshots(plan, self._upstream, lambda: self._verifier.props, self._gate)
+        self._prover = Prover(self._upstream, self._snapshots, self.bus.publish)
         self._forward = Forward(
             self._upstream,
             self._strip,
             self._wait_ready,
-            self.bus.publish,
+            self._publish_traffic,
             max_body_bytes=config.proxy.max_body_mib * 1024 * 1024,
             ready_timeout_s=config.proxy.ready_timeout_s,
             cors_origins=config.proxy.cors_origins,
             history=History(config.proxy.keep_bodies),
+            sent=self._prover.sent,
         )
         self._readers: dict[int, LogReader] = {}
         self._verifier = Verifier(plan, self._upstream, self.bus.publish)
@@ -84,6 +100,7 @@ class Stack:
             plan.warmup,
             long_user_text=plan.needs_checkpoints,
             ubatch_tokens=config.server.ubatch_size,
+            snapshots=self._snapshots if config.warmup.snapshot else None,
         )
         self._server: ProxyServer | None = None
         self._listener: socket.socket | None = None
@@ -132,7 +149,9 @@ class Stack:
             raise NotReady("The stack is not ready", f"state: {self._supervisor.state}", "Wait until it is.")
         async with self._warming:
             self.bus.publish(WarmupStarted(time.time()))
+            self._prover.begin(None)
             ended = await self._warmer.warm_up()
+            self._prover.begin(self._snapshots.prefix)
         self.bus.publish(ended)
         if ended.outcome == "failed":
             self.bus.publish(Notice(ended.time_s, "warning", f"The warm-up failed: {ended.detail}"))
@@ -162,6 +181,7 @@ class Stack:
             self._verifier.report(self._plan.findings)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.run())
+                proving = group.create_task(self._prover.run())
                 try:
                     await _first_of(server.started(), serving)
                     self._write_run_file()
@@ -169,6 +189,7 @@ class Stack:
                         on_started()
                     await self._supervisor.run()
                 finally:
+                    proving.cancel()
                     server.stop()
                     await self._forward.close_exchanges(0)
                     # Here and not by the group: after an error that would cancel it in the middle of its own end.
@@ -312,7 +333,18 @@ class Stack:
         return await self._forward.close_exchanges(self._plan.config.server.stop_timeout_s) > 0
 
     async def _wait_ready(self, timeout_s: float) -> bool:
-        return await self._supervisor.wait_ready(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while await self._supervisor.wait_ready(max(0.0, deadline - time.monotonic())):
+            if self._gate.is_open:
+                return True
+            if not await self._gate.wait_open(max(0.0, deadline - time.monotonic())):
+                return False
+        return False
+
+    def _publish_traffic(self, event: Event) -> None:
+        self.bus.publish(event)
+        if isinstance(event, AnswerSeen):
+            self._prover.answered(event)
 
     def _strip(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
         return apply_rules(body, path, self._plan.rules, self._memory, headers, self._verifier.props.chat_template)

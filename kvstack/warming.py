@@ -1,5 +1,8 @@
 """
 The warm-up: sends the known prefix through the rules that traffic goes through, and says what it cost.
+
+Where it can, `kvstack.snapshotting` restores or makes a prefix snapshot; else the chat form is sent: a client's request
+cut down to the prefix and a short user text.
 """
 
 from __future__ import annotations
@@ -7,12 +10,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvstack.core.events import WarmupEnded
 from kvstack.llama.answers import AnswerTap
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.rules import Stripped
 from kvstack.prompt.warmup import WarmupRequest, with_user_text
+from kvstack.snapshotting import NoSnapshot, PrefixSnapshots
 from kvstack.upstream import Upstream, UpstreamError
 
 __all__ = ["Warmer"]
@@ -33,6 +38,7 @@ class Warmer:
             checkpoints keeps the first one of a prompt for good; behind a long user text that one lies exactly at the
             end of system text and tools, behind a short one a batch before it.
         ubatch_tokens: The server's physical batch.
+        snapshots: Tried first, where they are wanted.
     """
 
     def __init__(
@@ -43,10 +49,12 @@ class Warmer:
         *,
         long_user_text: bool = False,
         ubatch_tokens: int | None = None,
+        snapshots: PrefixSnapshots | None = None,
     ) -> None:
         self._upstream = upstream
         self._strip = strip
         self._request = request
+        self._snapshots = snapshots
         self._long_user_text = long_user_text
         self._filler_tokens = (ubatch_tokens or DEFAULT_UBATCH_TOKENS) + SPARE_TOKENS
 
@@ -59,13 +67,23 @@ class Warmer:
             return WarmupEnded(time.time(), "no prefix known")
         begun = time.monotonic()
         try:
-            if self._long_user_text:
-                request = with_user_text(request, await self._filler())
             # Through the rules that traffic goes through: only the same bytes are the same prefix.
             stripped = self._strip(request.body, request.path, list(request.headers))
-            answer = await self._upstream.request("POST", request.path, raw=stripped.body)
+            why_chat_form = ""
+            if self._snapshots is not None:
+                try:
+                    return await self._snapshots.warm_up(replace(request, body=stripped.body))
+                except NoSnapshot as error:
+                    why_chat_form = f"no snapshot: {error}" if str(error) else ""
+            return await self._send_chat_form(request, begun, why_chat_form)
         except UpstreamError as error:
             return WarmupEnded(time.time(), "failed", detail=str(error))
+
+    async def _send_chat_form(self, request: WarmupRequest, begun: float, why: str) -> WarmupEnded:
+        if self._long_user_text:
+            request = with_user_text(request, await self._filler())
+        stripped = self._strip(request.body, request.path, list(request.headers))
+        answer = await self._upstream.request("POST", request.path, raw=stripped.body)
         duration_ms = (time.monotonic() - begun) * 1000.0
         if answer.status != 200:
             text = answer.body[:300].decode("utf-8", "replace")
@@ -75,7 +93,7 @@ class Warmer:
         facts = tap.result()
         boundary = await self._boundary(request, stripped.body)
         return WarmupEnded(
-            time.time(), "done", facts.prompt_tokens, facts.evaluated_tokens, duration_ms, boundary_tokens=boundary
+            time.time(), "done", facts.prompt_tokens, facts.evaluated_tokens, duration_ms, why, boundary_tokens=boundary
         )
 
     async def _filler(self) -> str:

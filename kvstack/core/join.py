@@ -211,9 +211,7 @@ def end_warmup(join: Join, ended: WarmupEnded) -> Join:
     if ended.snapshot is not None:
         # The server's log has no task for it: the slot was filled from a file.
         tokens = ended.prompt_tokens
-        join = join.with_slot(
-            0, lambda _: SlotView(0, tokens=tokens, prompt_tokens=tokens, is_warmup=True)
-        )
+        join = join.with_slot(0, lambda _: SlotView(0, tokens=tokens, prompt_tokens=tokens, is_warmup=True))
     if not ended.evaluated_tokens:
         join = claim_warmup(join)
         return join if join.warmup_figures else replace(join, warmup_after=None)

@@ -152,7 +152,8 @@ class Server(_Section):
     """More arguments for llama-server, passed as they are.  What would undo a flag that kvstack needs is refused."""
 
     slot_save_path: FilePath | None = None
-    """Directory for saved slots, `--slot-save-path`; made if it is missing."""
+    """Directory for saved slots, `--slot-save-path`; made if it is missing.  Default: one in kvstack's cache
+    directory, where `warmup.snapshot` keeps its files."""
 
     log_verbosity: Annotated[int, Field(ge=1, le=5)] | None = None
     """Log level, `-lv`.  Default: the lowest level at which this build logs checkpoints and the host prompt cache."""
@@ -225,9 +226,20 @@ class Warmup(_Section):
     """
 
     enabled: bool = True
-    """Warm up after each start; off, only when `kvstack warmup` asks for it.  On a model that rewinds to checkpoints
-    (hybrid, sliding window) a filler of one batch is evaluated behind the prefix: it keeps the checkpoint at the
-    prefix's end for good."""
+    """Warm up after each start; off, only when `kvstack warmup` asks for it.  Without a snapshot, on a model that
+    rewinds to checkpoints (hybrid, sliding window), a filler of one batch is evaluated behind the prefix: it keeps the
+    checkpoint at the prefix's end for good."""
+
+    snapshot: bool = True
+    """Save the evaluated prefix, so that later starts restore it in milliseconds instead of evaluating it
+    (`--slot-save-path`).  For chat completions on full-attention and hybrid models; elsewhere the prefix is evaluated
+    at each start, and `kvstack warmup` says why.  A snapshot of another model file, llama-server, flag, template or
+    prompt is never restored, and an answer has to prove it before it counts as warm.  It takes the KV cache of the
+    prefix and one recurrent state on the disk (Qwen3-Coder-Next: 24 KiB per token and 75 MiB, so 460 MiB for 16,500
+    tokens), holds what the model made of the prompt, and is readable for its owner alone."""
+
+    snapshots_max_mib: Annotated[int, Field(ge=1)] = 4096
+    """What the snapshots of all stacks may take on the disk, in MiB; those that were not used for the longest go."""
 
     system_prompt: Annotated[str, Field(min_length=1)] | None = None
     """The system prompt to warm."""

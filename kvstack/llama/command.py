@@ -35,7 +35,13 @@ class Command:
 
 
 def server_argv(
-    config: Config, capabilities: Capabilities, binary: str, model: str | None, *, source: str | None = None
+    config: Config,
+    capabilities: Capabilities,
+    binary: str,
+    model: str | None,
+    *,
+    source: str | None = None,
+    snapshot_dir: str | None = None,
 ) -> Command:
     """
     Build the command for a config.
@@ -46,6 +52,7 @@ def server_argv(
         binary: Path of the binary.
         model: Path of the model file; None if llama-server fetches it (`hf`).
         source: Name of the config file, for error messages.
+        snapshot_dir: Where prefix snapshots are kept, if there are to be some.
 
     Raises:
         ConfigError: `extra_args` or `env` would undo a flag that kvstack needs.
@@ -64,7 +71,7 @@ def server_argv(
         )
     _check_device(server, capabilities, binary)
     notices: list[str] = []
-    argv = [binary, *_arguments(config, capabilities, model, notices), *server.extra_args]
+    argv = [binary, *_arguments(config, capabilities, model, notices, snapshot_dir), *server.extra_args]
     return Command(tuple(argv), masked(argv), tuple(notices))
 
 
@@ -137,7 +144,9 @@ def _check_device(server: Server, capabilities: Capabilities, binary: str) -> No
     )
 
 
-def _arguments(config: Config, capabilities: Capabilities, model: str | None, notices: list[str]) -> Iterator[str]:
+def _arguments(
+    config: Config, capabilities: Capabilities, model: str | None, notices: list[str], snapshot_dir: str | None
+) -> Iterator[str]:
     server = config.server
     has = capabilities.has
 
@@ -185,7 +194,7 @@ def _arguments(config: Config, capabilities: Capabilities, model: str | None, no
     yield from optional("--checkpoint-min-step", server.checkpoint_min_step, "--checkpoint-every-n-tokens")
     if server.fit is not None:
         yield from optional("--fit", "on" if server.fit else "off", "-fit", loss="it has nothing to fit")
-    yield from optional("--slot-save-path", server.slot_save_path)
+    yield from optional("--slot-save-path", server.slot_save_path or snapshot_dir)
     yield from optional("--api-key", server.api_key)
 
 

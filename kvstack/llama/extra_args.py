@@ -116,6 +116,7 @@ _GUARDS = (
         "would start a router for many models; kvstack runs one",
         env=("LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET", "LLAMA_ARG_MODELS_MAX", "LLAMA_ARG_MODELS_AUTOLOAD"),
     ),
+    _Guard(("--slot-save-path",), "would take kvstack's prefix snapshots elsewhere", "slot_save_path"),
     _Guard(("--reuse-port",), "would let two servers share the port", env=("LLAMA_ARG_REUSE_PORT",)),
     _Guard(
         ("-h", "--help", "--usage", "--version", "-cl", "--cache-list", "--list-devices", "--completion-bash"),
@@ -151,7 +152,6 @@ _GUARDS = (
         env=("LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",),
     ),
     _Guard(("-fit", "--fit"), _CONTRADICTS, "fit", "set", env=("LLAMA_ARG_FIT",)),
-    _Guard(("--slot-save-path",), _CONTRADICTS, "slot_save_path", "set"),
     _Guard(("--api-key",), _CONTRADICTS, "api_key", "set", env=("LLAMA_API_KEY",)),
 )
 

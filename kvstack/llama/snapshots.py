@@ -40,12 +40,49 @@ TOKEN_BYTES = 4
 
 # What listens, logs, counts, shows, or says how fast and where from: none of it changes what a cache holds.
 _FLAGS_WITHOUT_EFFECT = (
-    "--host --port --api-key --api-key-file --metrics --slots --props --timeout --threads-http --alias --webui --no-webui "
-    "--ui --no-ui --verbosity --log-file --log-colors --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps "
-    "--log-jsonl --slot-save-path --cache-prompt --cache-ram --ctx-checkpoints --checkpoint-min-step "
-    "--slot-prompt-similarity --sse-ping-interval --cors-origins --threads --threads-batch --load-mode --mmap --no-mmap "
-    "--mlock --direct-io --warmup --no-warmup --prio --prio-batch --sleep-idle-seconds"
-).split()
+    "--host",
+    "--port",
+    "--api-key",
+    "--api-key-file",
+    "--metrics",
+    "--slots",
+    "--props",
+    "--timeout",
+    "--threads-http",
+    "--alias",
+    "--webui",
+    "--no-webui",
+    "--ui",
+    "--no-ui",
+    "--verbosity",
+    "--log-file",
+    "--log-colors",
+    "--log-prefix",
+    "--no-log-prefix",
+    "--log-timestamps",
+    "--no-log-timestamps",
+    "--log-jsonl",
+    "--slot-save-path",
+    "--cache-prompt",
+    "--cache-ram",
+    "--ctx-checkpoints",
+    "--checkpoint-min-step",
+    "--slot-prompt-similarity",
+    "--sse-ping-interval",
+    "--cors-origins",
+    "--threads",
+    "--threads-batch",
+    "--load-mode",
+    "--mmap",
+    "--no-mmap",
+    "--mlock",
+    "--direct-io",
+    "--warmup",
+    "--no-warmup",
+    "--prio",
+    "--prio-batch",
+    "--sleep-idle-seconds",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,7 @@ def control_routes(
             "prompt_tokens": ended.prompt_tokens,
             "evaluated_tokens": ended.evaluated_tokens,
             "boundary_tokens": ended.boundary_tokens,
+            "snapshot": ended.snapshot,
             "duration_ms": ended.duration_ms,
             "detail": ended.detail,
         }

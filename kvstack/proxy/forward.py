@@ -72,6 +72,7 @@ class Forward:
         ready_timeout_s: How long a model request waits for the server.
         cors_origins: Browser origins that may use the proxy.
         history: Remembers requests.
+        sent: Told of each model request that goes to the upstream: its number, its path, its body after the rules.
 
     Attributes:
         captures: Who listens to the requests.
@@ -88,11 +89,13 @@ class Forward:
         ready_timeout_s: float,
         cors_origins: tuple[str, ...] = (),
         history: History | None = None,
+        sent: Callable[[int, str, bytes], None] = lambda number, path, body: None,
     ) -> None:
         self._upstream = upstream
         self._strip = strip
         self._wait_ready = wait_ready
         self._publish = publish
+        self._sent = sent
         self._max_body_bytes = max_body_bytes
         self._ready_timeout_s = ready_timeout_s
         self._cors_origins = frozenset(cors_origins)
@@ -275,6 +278,7 @@ class Forward:
                 return
             if number is not None:
                 self._publish(RequestForwarded(time.time(), number))
+                self._sent(number, scope["path"], body)
             try:
                 async with self._upstream.open(scope["method"], target, headers, body) as stream:
                     progress.status = stream.status

@@ -168,6 +168,8 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         pass  # nothing is warm where nothing runs
     elif warm.is_running:
         state.append(("warming up", "yellow"))
+    elif warm.is_unproved:
+        state.append((f"prefix {figures.tokens(warm.warm_tokens)} tok restored, not proved yet", "cyan"))
     elif warm.outcome == "done":
         state.append((f"warm prefix {figures.tokens(warm.warm_tokens)} tok {glyphs.good}", "green"))
     elif warm.outcome == "failed":

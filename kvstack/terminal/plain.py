@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstack.core.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded
+from kvstack.core.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, Snapshot
 from kvstack.terminal import figures
@@ -99,9 +99,9 @@ class Announcer:
             case StateChanged():
                 return self._state(event, snapshot)
             case WarmupEnded(outcome="done"):
-                took = "" if event.duration_ms is None else f" in {figures.duration(event.duration_ms / 1000)}"
-                warm, new = figures.tokens(event.warm_tokens), figures.tokens(event.evaluated_tokens)
-                return [Line(f"warm-up: {warm} tokens are warm, {new} were evaluated{took}")]
+                return [Line(_warm(event))]
+            case WarmupJudged(holds=True):
+                return [Line(f"warm-up: proved, {figures.tokens(event.cached_tokens)} tokens were found cached")]
             case WarmupEnded(outcome="no prefix known"):
                 return [Line("warm-up: no prefix known; set warmup.request_file or warmup.system_prompt")]
             case Notice():
@@ -136,6 +136,19 @@ class Announcer:
             self._told_how = True
             lines += [Line(text) for text in how_to_use(snapshot)]
         return lines
+
+
+def _warm(event: WarmupEnded) -> str:
+    took = "" if event.duration_ms is None else f" in {figures.duration(event.duration_ms / 1000)}"
+    warm, new = figures.tokens(event.warm_tokens), figures.tokens(event.evaluated_tokens)
+    why = f" ({one_line(event.detail)})" if event.detail else ""
+    match event.snapshot:
+        case "restored":
+            return f"warm-up: {warm} tokens were restored from a snapshot{took}; the first answer will prove it{why}"
+        case "saved":
+            return f"warm-up: {new} tokens were evaluated and saved as a snapshot{took}; the first answer will prove it{why}"
+        case None:
+            return f"warm-up: {warm} tokens are warm, {new} were evaluated{took}{why}"
 
 
 def _is_settled(row: RequestRow) -> bool:

@@ -164,7 +164,9 @@ def read(snapshot: Snapshot, now_s: float) -> Reading:
             return Reading("idle", "READY", "the first request runs; its verdict comes when it is over")
         if any(row.verdict == "UNKNOWN" for row in model_requests(snapshot)):
             return Reading("idle", "NO FIGURES YET", "neither an answer nor the log told what was cached")
-        if snapshot.warmup.outcome == "done":
+        if snapshot.warmup.is_unproved:
+            warm = f"{tokens(snapshot.warmup.warm_tokens)} tokens are restored, which it will prove"
+        elif snapshot.warmup.outcome == "done":
             warm = f"{tokens(snapshot.warmup.warm_tokens)} tokens are warm"
         elif snapshot.warmup.outcome == "failed":
             return Reading("warn", "READY, NOT WARM", f"the warm-up failed: {one_line(snapshot.warmup.detail)}")

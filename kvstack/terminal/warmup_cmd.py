@@ -1,5 +1,5 @@
 """
-`kvstack warmup`: evaluate the known prefix again, now.
+`kvstack warmup`: make the known prefix warm again, now.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
     """
     Warm the running stack's prefix up.
 
-    Waits until it is done, which may take minutes. Also where warmup.enabled is false.
+    Waits until it is done: milliseconds if a snapshot can be restored, else it may take minutes, and says why. A
+    conversation in the slot goes to the host prompt cache. Also where warmup.enabled is false.
     """
 
     def action() -> output.Result:
@@ -45,6 +46,12 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
         prefix = data.get("boundary_tokens") or data.get("prompt_tokens")
         prompt, new = figures.tokens(prefix), figures.tokens(data.get("evaluated_tokens"))
         took = figures.seconds(data.get("duration_ms"))
-        return output.Result(data, f"{run.name} is warm: {prompt} tokens, {new} evaluated in {took}")
+        how = {
+            "restored": f"{run.name}: {prompt} tokens restored from a snapshot in {took}; the next answer will prove it",
+            "saved": f"{run.name} is warm: {new} tokens evaluated in {took}, and saved for the next start",
+        }
+        why = f" ({data['detail']})" if data.get("detail") else ""
+        evaluated = f"{run.name} is warm: {prompt} tokens, {new} evaluated in {took}{why}"
+        return output.Result(data, how.get(str(data.get("snapshot")), evaluated))
 
     output.deliver("warmup", as_json, action)

@@ -118,6 +118,15 @@ class RunningStack:
         """The llama-server's raw log."""
         return (Path(os.environ["KVSTACK_STATE_DIR"]) / self.name / "server.log").read_text("utf-8", "replace")
 
+    def verb(self, verb: str, *arguments: str) -> dict[str, Any]:
+        """Run a verb for this stack; give what it printed as JSON."""
+        command = [sys.executable, "-m", "kvstack", verb, self.name, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        data = json.loads(done.stdout)
+        assert isinstance(data, dict)
+        return data
+
     def output(self) -> str:
         """What kvstack has printed; only after its end."""
         out, err = self.process.communicate(timeout=10)

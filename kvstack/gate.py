@@ -1,0 +1,93 @@
+"""
+Holds clients' requests back for the moment in which a warm-up fills the slot from a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from kvstack.bus import Bus
+from kvstack.core.events import WarmupStepped
+from kvstack.core.lifecycle import State
+
+__all__ = ["Gate"]
+
+QUIET_S = 2.0
+"""How long a request that is being served gets to end, in seconds: longer would make the others wait for too long."""
+LOOK_S = 0.02
+
+
+class Gate:
+    """
+    Open for clients' requests, except while a slot is filled.
+
+    Args:
+        bus: Knows which requests are with the server.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._open = asyncio.Event()
+        self._open.set()
+
+    @property
+    def is_open(self) -> bool:
+        """
+        Whether requests may pass.
+        """
+        return self._open.is_set()
+
+    async def wait_open(self, timeout_s: float) -> bool:
+        """
+        Wait until requests may pass.
+
+        Args:
+            timeout_s: Not longer than this, in seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._open.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def is_taken(self) -> bool:
+        """
+        Whether this run of the server has seen a client's request, so that a slot may hold a conversation.
+        """
+        snapshot = self._bus.snapshot
+        return any(row.run == snapshot.join.run and row.phase != "received" for row in snapshot.requests) or any(
+            slot.tokens and not slot.is_warmup for slot in snapshot.slots
+        )
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[bool]:
+        """
+        Hold requests back while the block runs; false if one is with the server and does not end.
+        """
+        if self._bus.snapshot.state is not State.READY:  # nobody is served
+            yield True
+            return
+        self._open.clear()
+        try:
+            deadline = time.monotonic() + QUIET_S
+            while self._is_serving() and time.monotonic() < deadline:  # noqa: ASYNC110 - a Snapshot wakes nobody
+                await asyncio.sleep(LOOK_S)
+            yield not self._is_serving()
+        finally:
+            self._open.set()
+
+    def step(self, prompt_tokens: int, evaluated_tokens: int) -> None:
+        """
+        Tell that a task of the server was the warm-up's own.
+        """
+        self._bus.publish(WarmupStepped(time.time(), prompt_tokens, evaluated_tokens))
+
+    def _is_serving(self) -> bool:
+        snapshot = self._bus.snapshot
+        return any(
+            row.run == snapshot.join.run and row.phase != "received" and not row.is_over for row in snapshot.requests
+        )

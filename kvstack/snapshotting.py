@@ -1,0 +1,382 @@
+"""
+The warm-up's better form: evaluates exactly the prefix, saves it, and restores it at later starts.
+
+A restored slot has no checkpoint of its own, so the first request makes its first one where it starts: at the prefix's
+end, where every later conversation finds it.  That holds for one that was saved a moment ago too, so it is restored
+in the same process as well.  The server's word for a restore proves nothing: `kvstack.proving` waits for an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvstack.core.events import WarmupEnded
+from kvstack.llama.memory import MIB
+from kvstack.llama.snapshots import FileStamp, Identity, arguments_that_matter, conversation_bytes, snapshot_bytes
+from kvstack.plan import Plan
+from kvstack.process.models import model_parts
+from kvstack.prompt.warmup import Token, WarmupRequest, before_boundary, boundary, shared_tokens, with_user_text
+from kvstack.snapshotfiles import SnapshotFiles, stamp
+from kvstack.upstream import Props, Upstream
+
+__all__ = ["NoSnapshot", "Occupancy", "PrefixSnapshots", "render", "tokenize"]
+
+PUSH_PROMPT = "zz"
+"""Too short to be like anything: the server moves what its slot holds to the host prompt cache."""
+
+_LIBRARIES = ("llama", "ggml")
+
+
+class NoSnapshot(Exception):
+    """
+    Why there is no snapshot this time; the text is for a person.
+    """
+
+
+class Occupancy(Protocol):
+    """
+    What the slots hold for clients.
+    """
+
+    def is_taken(self) -> bool:
+        """
+        Whether a slot may hold a client's conversation.
+        """
+
+    def quiet(self) -> AbstractAsyncContextManager[bool]:
+        """
+        Hold clients' requests back; false if one is being served and does not end.
+        """
+
+    def step(self, prompt_tokens: int, evaluated_tokens: int) -> None:
+        """
+        Tell that a task of the server was the warm-up's own.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """
+    What is to be restored.
+
+    Attributes:
+        name: Of its snapshot.
+        tokens: The prompt's beginning that all conversations share.
+    """
+
+    name: str
+    tokens: tuple[int, ...]
+
+
+class PrefixSnapshots:
+    """
+    The snapshots of one stack's prefix.
+
+    Args:
+        plan: What was asked for.
+        upstream: The server.
+        props: What the running server says of itself.
+        occupancy: What its slots hold.
+
+    Attributes:
+        prefix: The one that the last warm-up put into the slot; None if it was none of these.
+    """
+
+    def __init__(self, plan: Plan, upstream: Upstream, props: Callable[[], Props], occupancy: Occupancy) -> None:
+        self.prefix: Prefix | None = None
+        self._plan = plan
+        self._upstream = upstream
+        self._props = props
+        self._occupancy = occupancy
+        self._files: SnapshotFiles | None = None
+        if plan.snapshot_dir is not None:
+            self._files = SnapshotFiles(plan.snapshot_dir, plan.config.warmup.snapshots_max_mib * MIB)
+
+    async def warm_up(self, request: WarmupRequest) -> WarmupEnded:
+        """
+        Put the prefix into slot 0.
+
+        Args:
+            request: The warm-up request after the rules.
+
+        Raises:
+            NoSnapshot: Not this time; the chat form is to be used.
+            UpstreamError: The server is gone.
+        """
+        begun = time.monotonic()
+        self.prefix = None
+        files = self._files
+        if files is None:
+            raise NoSnapshot(self._plan.no_snapshot)
+        prefix = await self._find_prefix(request)
+        refusal = files.refusal(prefix.name)
+        if refusal is not None:
+            raise NoSnapshot(refusal)
+        if self._occupancy.is_taken():
+            await self._check_push()
+        evaluated = 0
+        restored = await self._restore(files, prefix)
+        if not restored:
+            evaluated = await self._make(files, prefix)
+        self.prefix = prefix
+        return WarmupEnded(
+            time.time(),
+            "done",
+            len(prefix.tokens),
+            evaluated,
+            (time.monotonic() - begun) * 1000.0,
+            boundary_tokens=len(prefix.tokens),
+            snapshot="restored" if restored else "saved",
+        )
+
+    def refuse(self, prefix: Prefix, reason: str) -> None:
+        """
+        Remove a snapshot that turned out not to hold, and do not make it again soon.
+        """
+        if self._files is not None:
+            self._files.refuse(prefix.name, reason)
+        self.prefix = None
+
+    # The prefix and its identity
+
+    async def _find_prefix(self, request: WarmupRequest) -> Prefix:
+        renderings = [await tokenize(self._upstream, await render(self._upstream, request, text)) for text in "01"]
+        tokens = renderings[0]
+        shared = shared_tokens(*renderings)
+        special = {token.id for token in before_boundary(tokens, shared) if await self._is_special(token)}
+        shape = self._plan.facts.shape
+        end = boundary(tokens, shared, special, exact=shape is None or shape.needs_checkpoints)
+        if end is None:
+            raise NoSnapshot("the template marks the begin of a user's turn with no special token")
+        ids = tuple(token.id for token in tokens[:end])
+        identity = await asyncio.to_thread(self._identity, ids)
+        return Prefix(identity.name, ids)
+
+    async def _is_special(self, token: Token) -> bool:
+        """Whether a token is one that plain text cannot spell."""
+        if not token.text:
+            return False
+        plain = await tokenize(self._upstream, token.text, as_text=True)
+        return [one.id for one in plain] != [token.id]
+
+    def _identity(self, tokens: tuple[int, ...]) -> Identity:
+        plan, props = self._plan, self._props()
+        capabilities = plan.facts.capabilities
+        assert plan.command is not None
+        assert capabilities is not None
+        argv = plan.command.argv
+        paths = [*_program_files(Path(argv[0])), *(Path(name) for item in argv[1:] for name in _names_in(item))]
+        model = plan.model_path
+        if model is not None:
+            paths += model_parts(model)
+        stamps = {found for path in paths if (found := stamp(path)) is not None}
+        return Identity(
+            files=tuple(sorted(stamps, key=_by_path)),
+            arguments=arguments_that_matter(argv, capabilities),
+            env=tuple(sorted(plan.config.server.env.items())),
+            builds=(capabilities.build, capabilities.compiler, props.build),
+            ctx_per_slot=props.ctx_per_slot,
+            slots=props.slots,
+            chat_template=props.chat_template,
+            tokens=tokens,
+        )
+
+    # A conversation in the slot
+
+    async def _check_push(self) -> None:
+        """Whether the conversation in the slot would survive in the host prompt cache."""
+        shape, settings = self._plan.facts.shape, self._plan.facts.settings
+        assert shape is not None
+        if self._plan.config.server.parallel > 1:
+            raise NoSnapshot("there are conversations in several slots")
+        if settings.cache_ram_bytes == 0:
+            raise NoSnapshot("the conversation in the slot would be lost: the host prompt cache is off (--cache-ram)")
+        answer = await self._upstream.request("GET", "/slots")
+        try:
+            tokens = int(json.loads(answer.body)[0]["n_prompt_tokens"])
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise NoSnapshot("how large the conversation in the slot is, the server does not tell") from None
+        needed = conversation_bytes(shape, tokens, settings.key_type, settings.value_type, settings.checkpoints)
+        if 0 < settings.cache_ram_bytes < needed:
+            raise NoSnapshot(
+                f"the conversation in the slot ({tokens:,} tokens, up to {needed // MIB:,} MiB) is larger than the "
+                f"host prompt cache takes ({settings.cache_ram_bytes // MIB:,} MiB)"
+            )
+
+    async def _push(self) -> None:
+        """Let the server move the conversation in its slot to the host prompt cache: a restore would overwrite it."""
+        if not self._occupancy.is_taken():
+            return
+        # Without id_slot: a pinned request skips that cache.
+        prompt, evaluated = await self._evaluate({"prompt": PUSH_PROMPT})
+        self._occupancy.step(prompt, evaluated)
+
+    # The slot and the file
+
+    async def _restore(self, files: SnapshotFiles, prefix: Prefix) -> bool:
+        note = files.take(prefix.name, len(prefix.tokens))
+        if note is None:
+            return False
+        async with self._occupancy.quiet() as quiet:
+            if not quiet:
+                files.give_back(prefix.name, note)
+                raise NoSnapshot("a request is being served")
+            await self._push()
+            said = await self._slot("restore", files.file_name(prefix.name))
+        if (said.get("n_restored"), said.get("n_read")) != (note.tokens, note.size_bytes):
+            files.remove(prefix.name)
+            return False
+        files.give_back(prefix.name, note)
+        return True
+
+    async def _make(self, files: SnapshotFiles, prefix: Prefix) -> int:
+        """Evaluate the prefix, save it, and restore it; say how many tokens were evaluated."""
+        shape, settings = self._plan.facts.shape, self._plan.facts.settings
+        assert shape is not None
+        size = snapshot_bytes(shape, len(prefix.tokens), settings.key_type, settings.value_type)
+        if size > files.limit_bytes:
+            raise NoSnapshot(f"it would take {size // MIB:,} MiB, more than warmup.snapshots_max_mib")
+        if not files.has_room(size):
+            raise NoSnapshot(f"there is no room for {size // MIB:,} MiB in {files.directory}")
+        request: dict[str, Any] = {"prompt": list(prefix.tokens)}
+        if self._occupancy.is_taken():
+            async with self._occupancy.quiet() as quiet:
+                if not quiet:
+                    raise NoSnapshot("a request is being served")
+                await self._push()
+        else:
+            request["id_slot"] = 0
+        prompt, evaluated = await self._evaluate(request)
+        self._occupancy.step(prompt, evaluated)
+        if prompt != len(prefix.tokens):
+            raise NoSnapshot(f"the server evaluated {prompt:,} tokens instead of {len(prefix.tokens):,}")
+        async with self._occupancy.quiet() as quiet:
+            if not quiet:
+                raise NoSnapshot("a request came in between")
+            await self._save(files, prefix)
+            await asyncio.to_thread(files.tidy, prefix.name)
+        return evaluated
+
+    async def _save(self, files: SnapshotFiles, prefix: Prefix) -> None:
+        try:
+            draft = files.begin(prefix.name)
+        except OSError as error:
+            raise NoSnapshot(f"{files.directory}: {error.strerror or error}") from None
+        try:
+            said = await self._slot("save", draft)
+            if said.get("n_saved") != len(prefix.tokens):
+                raise NoSnapshot(said.get("error") or "a request came in between")
+            written = said.get("n_written")
+            note = files.accept(draft, prefix.name, len(prefix.tokens), written if isinstance(written, int) else 0)
+        finally:
+            files.drop(draft)
+        if note is None:
+            raise NoSnapshot(f"it could not be written whole to {files.directory}")
+        said = await self._slot("restore", files.file_name(prefix.name))
+        if (said.get("n_restored"), said.get("n_read")) != (note.tokens, note.size_bytes):
+            files.remove(prefix.name)
+            raise NoSnapshot(said.get("error") or "the server did not restore what it had saved")
+        files.give_back(prefix.name, note)
+
+    async def _slot(self, action: str, file_name: str) -> dict[str, Any]:
+        """What the server says; an error as its text at `error`."""
+        answer = await self._upstream.request("POST", f"/slots/0?action={action}", {"filename": file_name})
+        with contextlib.suppress(ValueError):
+            data: Any = json.loads(answer.body)
+            if isinstance(data, dict):
+                error = data.get("error")
+                if answer.status == 200 and error is None:
+                    return data
+                if isinstance(error, dict) and isinstance(error.get("message"), str):
+                    return {"error": f"the server does not {action} it: {error['message']}"}
+        return {"error": f"the server does not {action} it: HTTP {answer.status}"}
+
+    async def _evaluate(self, request: dict[str, Any]) -> tuple[int, int]:
+        """Evaluate a prompt; give its tokens, and how many of them were evaluated."""
+        body = {**request, "n_predict": 0, "cache_prompt": True, "stream": False}
+        answer = await self._upstream.request("POST", "/completion", body)
+        try:
+            timings = json.loads(answer.body)["timings"]
+            evaluated = int(timings["prompt_n"])
+            return evaluated + int(timings["cache_n"]), evaluated
+        except (ValueError, KeyError, TypeError):
+            raise NoSnapshot(f"the server does not evaluate a raw prompt: HTTP {answer.status}") from None
+
+
+async def render(upstream: Upstream, request: WarmupRequest, user_text: str | None = None) -> str:
+    """
+    What a chat request becomes by the server's template.
+
+    Args:
+        upstream: The server.
+        request: A chat completion.
+        user_text: In place of what the user says; None for the request as it is.
+
+    Raises:
+        NoSnapshot: The server cannot tell.
+        UpstreamError: It is gone.
+    """
+    body = request.body if user_text is None else with_user_text(request, user_text).body
+    answer = await upstream.request("POST", "/apply-template", raw=body)
+    try:
+        prompt = json.loads(answer.body)["prompt"]
+    except (ValueError, KeyError, TypeError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise NoSnapshot(f"the server does not render the request: HTTP {answer.status}")
+    return prompt
+
+
+async def tokenize(upstream: Upstream, text: str, *, as_text: bool = False) -> list[Token]:
+    """
+    The tokens of a prompt, as the server evaluates it.
+
+    Args:
+        upstream: The server.
+        text: The prompt.
+        as_text: Whether it is plain text, in which special tokens are but their letters.
+
+    Raises:
+        NoSnapshot: The server cannot tell.
+        UpstreamError: It is gone.
+    """
+    question = {"content": text, "add_special": not as_text, "parse_special": not as_text, "with_pieces": True}
+    answer = await upstream.request("POST", "/tokenize", question)
+    try:
+        return [_token(item) for item in json.loads(answer.body)["tokens"]]
+    except (ValueError, KeyError, TypeError):
+        raise NoSnapshot(f"the server does not tokenize: HTTP {answer.status}") from None
+
+
+def _token(item: dict[str, Any]) -> Token:
+    piece = item["piece"]
+    return Token(int(item["id"]), piece if isinstance(piece, str) else None)
+
+
+def _program_files(program: Path) -> Iterator[Path]:
+    """The binary, and the libraries beside it: those are replaced while it stays the same."""
+    program = program.resolve()
+    yield program
+    with contextlib.suppress(OSError):
+        for path in program.parent.iterdir():
+            if any(mark in path.name.lower() for mark in _LIBRARIES):
+                yield path
+
+
+def _names_in(item: str) -> Iterator[str]:
+    """What in an argument may be a file: `a.gguf`, `a.gguf,b.gguf`, `a.gguf:0.5`."""
+    for part in {item, *item.split(",")}:
+        yield part
+        yield part.rpartition(":")[0]
+
+
+def _by_path(found: FileStamp) -> str:
+    return found.path

@@ -1,0 +1,331 @@
+"""
+Prefix snapshots on real servers: made at the first start, restored at the next one, and never the wrong one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.openclaw import OpenClaw
+from tests.real.stacks import RunningStack, post, run_stack
+from tests.real.test_main_job import CHAT, server_config, tokens
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+WORDS = ("Hello, what can you do for me?", "Which files are there?", "What is the weather like?")
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> dict[str, Any]:
+    """The warm-up's section: another session's request."""
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(OpenClaw(session=7).ask("Some other question.")), encoding="utf-8")
+    return {"request_file": str(path)}
+
+
+def snapshot_dir() -> Path:
+    """Where the snapshots are."""
+    return Path(os.environ["KVSTACK_CACHE_DIR"]) / "snapshots"
+
+
+def files(ending: str = ".bin") -> list[Path]:
+    """The snapshots that there are."""
+    return sorted(path for path in snapshot_dir().glob("*") if path.suffix == ending)
+
+
+def first_turn(stack: RunningStack, session: int, words: str) -> tuple[int, int, int]:
+    """Begin a conversation; give cached and evaluated tokens, and those of the user's text."""
+    client = OpenClaw(session=session)
+    status, data = post(stack.proxy_port, CHAT, client.ask(words))
+    assert status == 200, data
+    return data["timings"]["cache_n"], data["timings"]["prompt_n"], tokens(stack.server_port, client.user_text)
+
+
+def wait_until_proved(stack: RunningStack) -> dict[str, Any]:
+    """Wait for the judgement of the restored prefix."""
+    deadline = time.monotonic() + 10
+    warmup: dict[str, Any] = {}
+    while time.monotonic() < deadline:
+        warmup = stack.status()["warmup"]
+        if warmup["is_proved"] or warmup["outcome"] == "failed":
+            break
+        time.sleep(0.05)
+    return warmup
+
+
+@pytest.mark.parametrize(("kind", "parallel"), [("dense", 1), ("hybrid", 1), ("hybrid", 2)])
+def test_a_second_start_restores_the_prefix_and_every_new_conversation_finds_it(
+    kind: str,
+    parallel: int,
+    llama_server: Path,
+    model_path: dict[str, Path],
+    recording: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """Cold start: evaluated and saved; next start: restored; both: only the user's text is new, three times."""
+    config = {**server_config(llama_server, model_path[kind]), "parallel": parallel}
+    for start, how in enumerate(("saved", "restored", "restored")):
+        with run_stack(tmp_path, config, warmup=recording) as stack:
+            warmup = stack.status()["warmup"]
+            assert (warmup["outcome"], warmup["snapshot"], warmup["is_proved"]) == ("done", how, False)
+            boundary = warmup["boundary_tokens"]
+            assert 15_000 < boundary == warmup["prompt_tokens"]
+            assert warmup["evaluated_tokens"] == (boundary if how == "saved" else 0)
+            for number, words in enumerate(WORDS):
+                cached, evaluated, user = first_turn(stack, 10 * start + number, words)
+                assert cached >= boundary - 4
+                assert evaluated <= user + 64
+            assert wait_until_proved(stack)["is_proved"]
+            rows = stack.wait_for_requests(3)
+            assert [row["verdict"] for row in rows] == ["WARM"] * 3
+            # What the warm-up had evaluated is nobody's traffic.
+            status = stack.status()
+            assert status["totals"]["requests"] == 3
+            assert status["log"]["unclaimed_tasks"] == 0
+        (snapshot,) = files()
+        (note,) = files(".json")
+        assert stat.S_IMODE(snapshot_dir().stat().st_mode) == 0o700
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (snapshot, note)] == [0o600, 0o600]
+        assert len(list(snapshot_dir().iterdir())) == 2
+
+
+@pytest.mark.parametrize("change", ["prompt", "model time", "context", "cache type", "template", "slots"])
+def test_whatever_changes_the_cache_has_no_snapshot(
+    change: str, llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """A snapshot of something else would fill the slot with nonsense: it is made anew."""
+    model = tmp_path / "model.gguf"
+    shutil.copy(model_path["hybrid"], model)
+    config = server_config(llama_server, model)
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        assert stack.status()["warmup"]["snapshot"] == "saved"
+    match change:
+        case "prompt":
+            body = OpenClaw(session=7).ask("x")
+            body["messages"][0]["content"] = "Another beginning. " + body["messages"][0]["content"]
+            Path(recording["request_file"]).write_text(json.dumps(body), encoding="utf-8")
+        case "model time":
+            os.utime(model, (1_700_000_000, 1_700_000_000))
+        case "context":
+            config["ctx_size"] = 30_000
+        case "cache type":
+            config |= {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "flash_attn": "on"}
+        case "template":
+            template = tmp_path / "template.jinja"
+            text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+            template.write_text(text + "<|im_start|>assistant\n", encoding="utf-8")
+            config["extra_args"] = ["--chat-template-file", str(template)]
+        case "slots":
+            config["parallel"] = 2
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        warmup = stack.status()["warmup"]
+        assert warmup["snapshot"] == "saved"
+        assert warmup["evaluated_tokens"] == warmup["boundary_tokens"]
+    assert len(files()) == 2
+
+
+@pytest.mark.parametrize("damage", ["shortened", "emptied", "overwritten", "no note", "read and died"])
+def test_a_damaged_snapshot_is_made_anew(
+    damage: str, llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """A newer server dies of a shortened file, so it must never see one."""
+    config = server_config(llama_server, model_path["dense"])
+    with run_stack(tmp_path, config, warmup=recording):
+        pass
+    (snapshot,), (note,) = files(), files(".json")
+    size = snapshot.stat().st_size
+    match damage:
+        case "shortened":
+            os.truncate(snapshot, size // 2)
+        case "emptied":
+            os.truncate(snapshot, 0)
+        case "overwritten":
+            snapshot.write_bytes(b"\0" * size)
+        case "no note" | "read and died":
+            note.unlink()
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        status = stack.status()
+        assert (status["warmup"]["outcome"], status["warmup"]["snapshot"]) == ("done", "saved")
+        assert status["restarts"] == 0
+        cached, _, _ = first_turn(stack, 1, WORDS[0])
+        assert cached >= status["warmup"]["boundary_tokens"] - 4
+    (again,) = files()
+    assert again.stat().st_size == size
+
+
+def test_a_snapshot_that_the_server_refuses_is_removed(
+    llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """A file of the right length and time whose content is not the server's: it says no, and the prefix is evaluated."""
+    config = server_config(llama_server, model_path["dense"])
+    with run_stack(tmp_path, config, warmup=recording):
+        pass
+    (snapshot,) = files()
+    status = snapshot.stat()
+    data = bytearray(snapshot.read_bytes())
+    data[:4] = b"none"
+    snapshot.write_bytes(data)
+    os.utime(snapshot, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        assert stack.status()["warmup"]["snapshot"] == "saved"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sections", "why"),
+    [
+        ("swa", {}, "no snapshot: the window of a sliding-window model is not restored"),
+        ("hybrid", {"snapshot": False}, ""),
+        ("hybrid", {"path": "/v1/responses"}, "no snapshot: only chat completions can be rendered, not /v1/responses"),
+        ("hybrid", {"snapshots_max_mib": 1}, "no snapshot: it would take 2 MiB, more than warmup.snapshots_max_mib"),
+    ],
+)
+def test_where_there_is_none_the_chat_form_is_used_and_says_why(
+    kind: str,
+    sections: dict[str, Any],
+    why: str,
+    llama_server: Path,
+    model_path: dict[str, Path],
+    recording: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """It is no failure; the reason is in the warm-up's detail."""
+    if "path" in sections:
+        body = OpenClaw(session=7).ask("x")
+        body["input"] = body.pop("messages")
+        body.pop("tools")
+        Path(recording["request_file"]).write_text(json.dumps(body), encoding="utf-8")
+    with run_stack(tmp_path, server_config(llama_server, model_path[kind]), warmup={**recording, **sections}) as stack:
+        warmup = stack.status()["warmup"]
+        assert (warmup["outcome"], warmup["snapshot"], warmup["detail"]) == ("done", None, why)
+        assert warmup["evaluated_tokens"] > 5_000
+        assert stack.status()["log"]["unclaimed_tasks"] == 0
+        given = "--slot-save-path" in stack.status()["server"]["argv"]
+        assert given == ("snapshots_max_mib" in sections)
+    assert files() == []
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("known", [True, False], ids=["restored", "evaluated"])
+def test_a_live_conversation_outlives_a_warm_up(
+    known: bool,
+    kind: str,
+    llama_server: Path,
+    model_path: dict[str, Path],
+    recording: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """`kvstack warmup` moves what is in the slot to the host prompt cache, from where it comes back."""
+    config = server_config(llama_server, model_path[kind])
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        boundary = stack.status()["warmup"]["boundary_tokens"]
+        client = OpenClaw(session=1)
+        for words in (WORDS[0], "Tell me more about it. " * 40, WORDS[1]):
+            _, data = post(stack.proxy_port, CHAT, client.ask(words))
+            client.hear(data["choices"][0]["message"]["content"] or "")
+        length = data["timings"]["cache_n"] + data["timings"]["prompt_n"]
+        stack.wait_for_requests(3)
+        if not known:
+            for path in snapshot_dir().iterdir():
+                path.unlink()
+        ended = stack.verb("warmup", "--json")["data"]
+        assert (ended["outcome"], ended["snapshot"]) == ("done", "restored" if known else "saved")
+        assert ended["boundary_tokens"] == boundary
+        _, data = post(stack.proxy_port, CHAT, client.ask(WORDS[2]))
+        assert data["timings"]["cache_n"] >= length - 8
+        cached, evaluated, user = first_turn(stack, 2, WORDS[0])
+        assert cached >= boundary - 4
+        assert evaluated <= user + 64
+        stack.wait_for_requests(5)
+        status = stack.status()
+        assert status["totals"]["requests"] == 5
+        assert status["log"]["unclaimed_tasks"] == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ({"cache_ram_mib": 0}, "the host prompt cache is off"),
+        ({"cache_ram_mib": 1}, "is larger than the host prompt cache takes"),
+        ({"parallel": 2}, "there are conversations in several slots"),
+    ],
+)
+def test_a_conversation_that_would_be_lost_is_not_pushed_out_for_a_snapshot(
+    setting: dict[str, Any],
+    why: str,
+    llama_server: Path,
+    model_path: dict[str, Path],
+    recording: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """Then the chat form is sent, which extends what is in the slot."""
+    config = {**server_config(llama_server, model_path["hybrid"]), **setting}
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        assert stack.status()["warmup"]["snapshot"] == "saved"
+        first_turn(stack, 1, WORDS[0])
+        stack.wait_for_requests(1)
+        ended = stack.verb("warmup", "--json")["data"]
+        assert (ended["outcome"], ended["snapshot"]) == ("done", None)
+        assert why in ended["detail"]
+
+
+def test_a_restart_after_a_death_restores_too(
+    llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """The prefix is back before the first request after it."""
+    import psutil  # noqa: PLC0415 - only here
+
+    with run_stack(tmp_path, server_config(llama_server, model_path["hybrid"]), warmup=recording) as stack:
+        first = stack.status()
+        psutil.Process(first["server"]["pid"]).kill()
+        deadline = time.monotonic() + 30
+        status = first
+        while time.monotonic() < deadline and (status["restarts"] == 0 or status["state"] != "ready"):
+            time.sleep(0.1)
+            status = stack.status()
+        assert status["warmup"]["snapshot"] == "restored"
+        cached, _, _ = first_turn(stack, 1, WORDS[0])
+        assert cached >= first["warmup"]["boundary_tokens"] - 4
+
+
+def test_a_snapshot_that_does_not_hold_is_removed_and_not_made_again(
+    llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """The server says 200 to a restore whatever it is worth; the first answer is the judge."""
+    config = server_config(llama_server, model_path["hybrid"])
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        boundary = stack.status()["warmup"]["boundary_tokens"]
+        # Somebody past the proxy empties the slot, as if the restore had been worth nothing.
+        post(stack.server_port, "/slots/0?action=erase", {})
+        cached, _, _ = first_turn(stack, 1, WORDS[0])
+        assert cached < boundary - 4
+        warmup = wait_until_proved(stack)
+        assert warmup["outcome"] == "failed"
+        assert f"found 0 of its {boundary:,} tokens cached" in warmup["detail"]
+        assert any("did not hold" in notice["text"] for notice in stack.status()["notices"])
+        assert files() == []
+        ended = stack.verb("warmup", "--json")["data"]
+        assert (ended["outcome"], ended["snapshot"]) == ("done", None)
+        assert "did not hold" in ended["detail"]
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        warmup = stack.status()["warmup"]
+        assert (warmup["outcome"], warmup["snapshot"]) == ("done", None)
+        assert "did not hold" in warmup["detail"]
+
+
+def test_with_an_api_key_it_works_too(
+    llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """`/slots` asks for the key; the key is not in the snapshot's identity."""
+    config = {**server_config(llama_server, model_path["dense"]), "api_key": "one"}
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        assert stack.status()["warmup"]["snapshot"] == "saved"
+    with run_stack(tmp_path, {**config, "api_key": "two"}, warmup=recording) as stack:
+        assert stack.status()["warmup"]["snapshot"] == "restored"
