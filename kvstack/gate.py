@@ -6,18 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
 from kvstack.bus import Bus
 from kvstack.core.events import WarmupStepped
 from kvstack.core.lifecycle import State
+from kvstack.prompt.warmup import WarmupRequest
 
 __all__ = ["Gate"]
 
 QUIET_S = 2.0
 """How long a request that is being served gets to end, in seconds: longer would make the others wait for too long."""
 LOOK_S = 0.02
+
+CONVERSATIONS_KEPT = 16
+BODY_BYTES_KEPT = 4 * 1024 * 1024
+"""Of a larger request nothing is kept."""
 
 
 class Gate:
@@ -32,6 +38,7 @@ class Gate:
         self._bus = bus
         self._open = asyncio.Event()
         self._open.set()
+        self._newest: OrderedDict[Hashable, tuple[int, int, WarmupRequest]] = OrderedDict()
 
     @property
     def is_open(self) -> bool:
@@ -62,6 +69,31 @@ class Gate:
         return any(row.run == snapshot.join.run and row.phase != "received" for row in snapshot.requests) or any(
             slot.tokens and not slot.is_warmup for slot in snapshot.slots
         )
+
+    def sent(self, number: int, path: str, body: bytes) -> None:
+        """
+        A model request goes to the server.
+
+        Args:
+            number: Of the request.
+            path: Its endpoint.
+            body: As the server gets it.
+        """
+        snapshot = self._bus.snapshot
+        row = snapshot.row(number)
+        key = (row.conversation if row is not None else None) or number
+        self._newest.pop(key, None)
+        if len(body) <= BODY_BYTES_KEPT:
+            self._newest[key] = (snapshot.join.run, number, WarmupRequest(path, body))
+        while len(self._newest) > CONVERSATIONS_KEPT:
+            self._newest.popitem(last=False)
+
+    def conversations(self) -> list[tuple[int, WarmupRequest]]:
+        """
+        The newest request of each conversation that this run of the server has seen, with its number.
+        """
+        run = self._bus.snapshot.join.run
+        return [(number, request) for then, number, request in reversed(self._newest.values()) if then == run]
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[bool]:

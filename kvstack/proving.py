@@ -14,7 +14,7 @@ from kvstack.core.events import AnswerSeen, Event, Notice, WarmupJudged
 from kvstack.llama.snapshots import holds
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.warmup import WarmupRequest
-from kvstack.snapshotting import NoSnapshot, Prefix, PrefixSnapshots, render, tokenize
+from kvstack.snapshotting import Prefix, PrefixSnapshots, begins_with
 from kvstack.upstream import Upstream, UpstreamError
 
 __all__ = ["Prover"]
@@ -102,10 +102,9 @@ class Prover:
 
     async def _begins_with(self, request: WarmupRequest, prefix: Prefix) -> bool:
         try:
-            tokens = await tokenize(self._upstream, await render(self._upstream, request))
-        except (NoSnapshot, UpstreamError):
+            return await begins_with(self._upstream, request, prefix)
+        except UpstreamError:
             return False
-        return tuple(token.id for token in tokens[: len(prefix.tokens)]) == prefix.tokens
 
     def _judge(self, prefix: Prefix, cached: int) -> None:
         now = time.time()

@@ -12,22 +12,23 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from kvstack.core.events import WarmupEnded
 from kvstack.llama.memory import MIB
 from kvstack.llama.snapshots import FileStamp, Identity, arguments_that_matter, conversation_bytes, snapshot_bytes
 from kvstack.plan import Plan
 from kvstack.process.models import model_parts
+from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.warmup import Token, WarmupRequest, before_boundary, boundary, shared_tokens, with_user_text
 from kvstack.snapshotfiles import SnapshotFiles, stamp
 from kvstack.upstream import Props, Upstream
 
-__all__ = ["NoSnapshot", "Occupancy", "PrefixSnapshots", "render", "tokenize"]
+__all__ = ["NoSnapshot", "Occupancy", "Prefix", "PrefixSnapshots", "begins_with"]
 
 PUSH_PROMPT = "zz"
 """Too short to be like anything: the server moves what its slot holds to the host prompt cache."""
@@ -49,6 +50,11 @@ class Occupancy(Protocol):
     def is_taken(self) -> bool:
         """
         Whether a slot may hold a client's conversation.
+        """
+
+    def conversations(self) -> Sequence[tuple[int, WarmupRequest]]:
+        """
+        The newest request of each conversation, with its number.
         """
 
     def quiet(self) -> AbstractAsyncContextManager[bool]:
@@ -121,21 +127,16 @@ class PrefixSnapshots:
         if refusal is not None:
             raise NoSnapshot(refusal)
         if self._occupancy.is_taken():
+            number = await self._find_conversation(prefix)
+            if number is not None:
+                return _ended(begun, prefix, detail=f"request {number} began with it, so it is in the cache already")
             await self._check_push()
         evaluated = 0
         restored = await self._restore(files, prefix)
         if not restored:
             evaluated = await self._make(files, prefix)
         self.prefix = prefix
-        return WarmupEnded(
-            time.time(),
-            "done",
-            len(prefix.tokens),
-            evaluated,
-            (time.monotonic() - begun) * 1000.0,
-            boundary_tokens=len(prefix.tokens),
-            snapshot="restored" if restored else "saved",
-        )
+        return _ended(begun, prefix, evaluated, "restored" if restored else "saved")
 
     def refuse(self, prefix: Prefix, reason: str) -> None:
         """
@@ -190,6 +191,20 @@ class PrefixSnapshots:
         )
 
     # A conversation in the slot
+
+    async def _find_conversation(self, prefix: Prefix) -> int | None:
+        """
+        Which request of a conversation begins with the prefix.
+
+        To fill the slot would be of no use then, and cost that conversation all that stands behind the prefix: with the
+        prefix in its slot the server does not look into the host prompt cache.
+        """
+        for number, request in self._occupancy.conversations():
+            if api_of(request.path) is not Api.CHAT:
+                raise NoSnapshot(f"whether request {number} ({request.path}) begins with the prefix, cannot be told")
+            if await begins_with(self._upstream, request, prefix):
+                return number
+        return None
 
     async def _check_push(self) -> None:
         """Whether the conversation in the slot would survive in the host prompt cache."""
@@ -309,6 +324,44 @@ class PrefixSnapshots:
             return evaluated + int(timings["cache_n"]), evaluated
         except (ValueError, KeyError, TypeError):
             raise NoSnapshot(f"the server does not evaluate a raw prompt: HTTP {answer.status}") from None
+
+
+def _ended(
+    begun: float,
+    prefix: Prefix,
+    evaluated_tokens: int = 0,
+    snapshot: Literal["saved", "restored"] | None = None,
+    detail: str = "",
+) -> WarmupEnded:
+    return WarmupEnded(
+        time.time(),
+        "done",
+        len(prefix.tokens),
+        evaluated_tokens,
+        (time.monotonic() - begun) * 1000.0,
+        detail,
+        len(prefix.tokens),
+        snapshot,
+    )
+
+
+async def begins_with(upstream: Upstream, request: WarmupRequest, prefix: Prefix) -> bool:
+    """
+    Whether a chat request's prompt begins with the prefix, token for token.
+
+    Args:
+        upstream: The server.
+        request: As it was sent.
+        prefix: What it may begin with.
+
+    Raises:
+        UpstreamError: The server is gone.
+    """
+    try:
+        tokens = await tokenize(upstream, await render(upstream, request))
+    except NoSnapshot:
+        return False
+    return tuple(token.id for token in tokens[: len(prefix.tokens)]) == prefix.tokens
 
 
 async def render(upstream: Upstream, request: WarmupRequest, user_text: str | None = None) -> str:

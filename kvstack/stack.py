@@ -88,7 +88,7 @@ class Stack:
             ready_timeout_s=config.proxy.ready_timeout_s,
             cors_origins=config.proxy.cors_origins,
             history=History(config.proxy.keep_bodies),
-            sent=self._prover.sent,
+            sent=self._note_sent,
         )
         self._readers: dict[int, LogReader] = {}
         self._verifier = Verifier(plan, self._upstream, self.bus.publish)
@@ -340,6 +340,10 @@ class Stack:
             if not await self._gate.wait_open(max(0.0, deadline - time.monotonic())):
                 return False
         return False
+
+    def _note_sent(self, number: int, path: str, body: bytes) -> None:
+        self._gate.sent(number, path, body)
+        self._prover.sent(number, path, body)
 
     def _publish_traffic(self, event: Event) -> None:
         self.bus.publish(event)

@@ -141,13 +141,13 @@ class Announcer:
 def _warm(event: WarmupEnded) -> str:
     took = "" if event.duration_ms is None else f" in {figures.duration(event.duration_ms / 1000)}"
     warm, new = figures.tokens(event.warm_tokens), figures.tokens(event.evaluated_tokens)
-    why = f" ({one_line(event.detail)})" if event.detail else ""
     match event.snapshot:
         case "restored":
-            return f"warm-up: {warm} tokens were restored from a snapshot{took}; the first answer will prove it{why}"
+            return f"warm-up: {warm} tokens were restored from a snapshot{took}; the first answer will prove it"
         case "saved":
-            return f"warm-up: {new} tokens were evaluated and saved as a snapshot{took}; the first answer will prove it{why}"
+            return f"warm-up: {new} tokens were evaluated and saved as a snapshot{took}; the first answer will prove it"
         case None:
+            why = f" ({one_line(event.detail)})" if event.detail else ""
             return f"warm-up: {warm} tokens are warm, {new} were evaluated{took}{why}"
 
 

@@ -47,7 +47,7 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
         prompt, new = figures.tokens(prefix), figures.tokens(data.get("evaluated_tokens"))
         took = figures.seconds(data.get("duration_ms"))
         how = {
-            "restored": f"{run.name}: {prompt} tokens restored from a snapshot in {took}; the next answer will prove it",
+            "restored": f"{run.name}: {prompt} tokens restored from a snapshot in {took}; the next answer proves it",
             "saved": f"{run.name} is warm: {new} tokens evaluated in {took}, and saved for the next start",
         }
         why = f" ({data['detail']})" if data.get("detail") else ""

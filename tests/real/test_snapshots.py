@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.real.openclaw import OpenClaw
@@ -164,7 +165,7 @@ def test_a_damaged_snapshot_is_made_anew(
 def test_a_snapshot_that_the_server_refuses_is_removed(
     llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A file of the right length and time whose content is not the server's: it says no, and the prefix is evaluated."""
+    """Right length and time, but not the content: the server says no, and the prefix is evaluated."""
     config = server_config(llama_server, model_path["dense"])
     with run_stack(tmp_path, config, warmup=recording):
         pass
@@ -207,14 +208,44 @@ def test_where_there_is_none_the_chat_form_is_used_and_says_why(
         assert (warmup["outcome"], warmup["snapshot"], warmup["detail"]) == ("done", None, why)
         assert warmup["evaluated_tokens"] > 5_000
         assert stack.status()["log"]["unclaimed_tasks"] == 0
-        given = "--slot-save-path" in stack.status()["server"]["argv"]
+        given = "--slot-save-path" in psutil.Process(stack.status()["server"]["pid"]).cmdline()
         assert given == ("snapshots_max_mib" in sections)
     assert files() == []
 
 
+def converse(stack: RunningStack, client: OpenClaw) -> int:
+    """Three turns, the second a long one; give the last prompt's length."""
+    data: dict[str, Any] = {}
+    for words in (WORDS[0], "Tell me more about it. " * 40, WORDS[1]):
+        status, data = post(stack.proxy_port, CHAT, client.ask(words))
+        assert status == 200, data
+        client.hear(data["choices"][0]["message"]["content"] or "")
+    length: int = data["timings"]["cache_n"] + data["timings"]["prompt_n"]
+    return length
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_a_warm_up_leaves_a_conversation_with_the_prefix_alone(
+    kind: str, llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """It keeps the prefix in the cache; with the bare prefix in its slot the server would not look for the rest."""
+    with run_stack(tmp_path, server_config(llama_server, model_path[kind]), warmup=recording) as stack:
+        boundary = stack.status()["warmup"]["boundary_tokens"]
+        client = OpenClaw(session=1)
+        length = converse(stack, client)
+        ended = stack.verb("warmup", "--json")["data"]
+        assert (ended["outcome"], ended["snapshot"], ended["evaluated_tokens"]) == ("done", None, 0)
+        assert ended["detail"] == "request 3 began with it, so it is in the cache already"
+        _, data = post(stack.proxy_port, CHAT, client.ask(WORDS[2]))
+        assert data["timings"]["cache_n"] >= length - 8
+        cached, evaluated, user = first_turn(stack, 2, WORDS[0])
+        assert cached >= boundary - 4
+        assert evaluated <= user + 64
+
+
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 @pytest.mark.parametrize("known", [True, False], ids=["restored", "evaluated"])
-def test_a_live_conversation_outlives_a_warm_up(
+def test_another_live_conversation_outlives_a_warm_up(
     known: bool,
     kind: str,
     llama_server: Path,
@@ -222,27 +253,29 @@ def test_a_live_conversation_outlives_a_warm_up(
     recording: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    """`kvstack warmup` moves what is in the slot to the host prompt cache, from where it comes back."""
-    config = server_config(llama_server, model_path[kind])
-    with run_stack(tmp_path, config, warmup=recording) as stack:
+    """What is in the slot moves to the host prompt cache, from where it comes back."""
+    with run_stack(tmp_path, server_config(llama_server, model_path[kind]), warmup=recording) as stack:
         boundary = stack.status()["warmup"]["boundary_tokens"]
-        client = OpenClaw(session=1)
-        for words in (WORDS[0], "Tell me more about it. " * 40, WORDS[1]):
-            _, data = post(stack.proxy_port, CHAT, client.ask(words))
-            client.hear(data["choices"][0]["message"]["content"] or "")
+        messages: list[dict[str, str]] = [{"role": "system", "content": "You count. " * 300}]
+        for words in (WORDS[0], "Count more. " * 100, WORDS[1]):
+            messages.append({"role": "user", "content": words})
+            status, data = post(stack.proxy_port, CHAT, {"messages": messages, "max_tokens": 8})
+            assert status == 200, data
+            messages.append({"role": "assistant", "content": data["choices"][0]["message"]["content"] or ""})
         length = data["timings"]["cache_n"] + data["timings"]["prompt_n"]
-        stack.wait_for_requests(3)
         if not known:
             for path in snapshot_dir().iterdir():
                 path.unlink()
         ended = stack.verb("warmup", "--json")["data"]
         assert (ended["outcome"], ended["snapshot"]) == ("done", "restored" if known else "saved")
         assert ended["boundary_tokens"] == boundary
-        _, data = post(stack.proxy_port, CHAT, client.ask(WORDS[2]))
-        assert data["timings"]["cache_n"] >= length - 8
         cached, evaluated, user = first_turn(stack, 2, WORDS[0])
         assert cached >= boundary - 4
         assert evaluated <= user + 64
+        assert wait_until_proved(stack)["is_proved"]
+        messages.append({"role": "user", "content": WORDS[2]})
+        _, data = post(stack.proxy_port, CHAT, {"messages": messages, "max_tokens": 8})
+        assert data["timings"]["cache_n"] >= length - 8
         stack.wait_for_requests(5)
         status = stack.status()
         assert status["totals"]["requests"] == 5
@@ -265,12 +298,11 @@ def test_a_conversation_that_would_be_lost_is_not_pushed_out_for_a_snapshot(
     recording: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    """Then the chat form is sent, which extends what is in the slot."""
+    """Then the chat form is sent, as ever."""
     config = {**server_config(llama_server, model_path["hybrid"]), **setting}
     with run_stack(tmp_path, config, warmup=recording) as stack:
         assert stack.status()["warmup"]["snapshot"] == "saved"
-        first_turn(stack, 1, WORDS[0])
-        stack.wait_for_requests(1)
+        post(stack.proxy_port, CHAT, {"messages": [{"role": "user", "content": "Count. " * 2000}], "max_tokens": 1})
         ended = stack.verb("warmup", "--json")["data"]
         assert (ended["outcome"], ended["snapshot"]) == ("done", None)
         assert why in ended["detail"]
@@ -280,8 +312,6 @@ def test_a_restart_after_a_death_restores_too(
     llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
     """The prefix is back before the first request after it."""
-    import psutil  # noqa: PLC0415 - only here
-
     with run_stack(tmp_path, server_config(llama_server, model_path["hybrid"]), warmup=recording) as stack:
         first = stack.status()
         psutil.Process(first["server"]["pid"]).kill()
