@@ -22,7 +22,9 @@ from kvstack.core.events import (
     ServerSpawned,
     StateChanged,
     WarmupEnded,
+    WarmupJudged,
     WarmupStarted,
+    WarmupStepped,
 )
 from kvstack.core.lifecycle import State
 from kvstack.core.logfacts import LogFact
@@ -102,7 +104,16 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(MemorySampled, st.sampled_from([1.0, 100.0]), TOKENS),
     st.builds(StateChanged, TIMES, st.sampled_from(State), st.just("")),
     st.builds(WarmupStarted, TIMES),
-    st.builds(WarmupEnded, TIMES, st.sampled_from(["done", "failed"]), MAYBE_TOKENS, MAYBE_TOKENS),
+    st.builds(
+        WarmupEnded,
+        TIMES,
+        st.sampled_from(["done", "failed"]),
+        MAYBE_TOKENS,
+        MAYBE_TOKENS,
+        snapshot=st.sampled_from([None, "saved", "restored"]),
+    ),
+    st.builds(WarmupStepped, TIMES, st.integers(0, 9), st.integers(0, 9)),
+    st.builds(WarmupJudged, TIMES, st.booleans(), st.integers(0, 9)),
 )
 
 

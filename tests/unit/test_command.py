@@ -437,3 +437,18 @@ def test_no_variable_of_a_guarded_option_passes(build: str) -> None:
             continue
         passed.append(twin)
     assert passed == []
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_snapshots_have_the_directory_that_the_config_names_or_ours(build: str) -> None:
+    """One flag, whoever chose it."""
+
+    def made(server: str) -> tuple[str, ...]:
+        config, capabilities = config_of(server), capabilities_of(build)
+        return server_argv(config, capabilities, "/bin/llama-server", "/etc/m.gguf", snapshot_dir="/cache").argv
+
+    assert follows(made(""), "--slot-save-path") == "/cache"
+    assert follows(made('slot_save_path = "slots"'), "--slot-save-path") == "/etc/slots"
+    assert "--slot-save-path" not in command(build=build).argv
+    with pytest.raises(ConfigError, match=r"--slot-save-path would take .* set server.slot_save_path"):
+        made('extra_args = ["--slot-save-path", "/x"]')

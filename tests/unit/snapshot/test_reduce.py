@@ -21,6 +21,7 @@ from kvstack.core.events import (
     ServerSpawned,
     StateChanged,
     WarmupEnded,
+    WarmupJudged,
 )
 from kvstack.core.lifecycle import State
 from kvstack.core.logfacts import UnknownRecord
@@ -322,12 +323,26 @@ def test_the_warmup_is_shown() -> None:
         "evaluated_tokens": 7504,
         "duration_ms": 812.5,
         "boundary_tokens": 7494,
+        "snapshot": None,
+        "is_proved": False,
         "detail": "",
         "is_running": False,
     }
     assert snapshot.warmup.warm_tokens == 7494
     assert reduce(EMPTY, WarmupEnded(1.0, "done", 7504, 7504)).warmup.warm_tokens == 7504
     assert reduce(EMPTY, WarmupEnded(1.0, "failed", 7504, boundary_tokens=7494)).warmup.warm_tokens is None
+
+
+def test_a_restored_prefix_is_proved_or_not() -> None:
+    """An answer decides; until then it is neither warm for sure nor failed."""
+    restored = reduce(EMPTY, WarmupEnded(1.0, "done", 7494, 0, 8.0, boundary_tokens=7494, snapshot="restored"))
+    assert restored.warmup.is_unproved
+    assert [(slot.slot, slot.is_warmup, slot.tokens) for slot in restored.slots] == [(0, True, 7494)]
+    good = reduce(restored, WarmupJudged(2.0, True, 7494))
+    assert (good.warmup.is_proved, good.warmup.is_unproved, good.warmup.warm_tokens) == (True, False, 7494)
+    bad = reduce(restored, WarmupJudged(2.0, False, 0, "it did not hold"))
+    assert (bad.warmup.outcome, bad.warmup.detail, bad.warmup.warm_tokens) == ("failed", "it did not hold", None)
+    assert not reduce(EMPTY, WarmupEnded(1.0, "done", 7494, 7494)).warmup.is_unproved
 
 
 def test_nothing_is_warm_after_the_server_died() -> None:

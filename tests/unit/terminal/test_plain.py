@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstack.core.events import Notice, RequestEnded, StateChanged, WarmupEnded
+from kvstack.core.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, ServerView, Snapshot
 from kvstack.terminal.plain import SETTLE_S, Announcer, Line, request_line
@@ -95,6 +95,26 @@ def test_an_attached_server_is_named_where_it_is_waited_for() -> None:
     assert Announcer().feed(event, stack) == [
         Line("loading: http://10.0.0.5:8080: nothing answers (connection refused)")
     ]
+
+
+def test_a_warm_up_says_how_it_was_done() -> None:
+    """Restored, saved, or why there is no snapshot; and what the first answer proved."""
+    announcer = Announcer()
+
+    def said(event: Event) -> str:
+        (line,) = announcer.feed(event, _snapshot())
+        assert not line.is_data
+        return line.text
+
+    restored = WarmupEnded(1.0, "done", 16512, 0, 8.0, boundary_tokens=16512, snapshot="restored")
+    assert said(restored).startswith("warm-up: 16,512 tokens were restored from a snapshot in ")
+    assert said(restored).endswith("; the first answer will prove it")
+    saved = WarmupEnded(1.0, "done", 16512, 16512, 35_170.0, boundary_tokens=16512, snapshot="saved")
+    assert said(saved).startswith("warm-up: 16,512 tokens were evaluated and saved as a snapshot in 35 s; ")
+    chat = WarmupEnded(1.0, "done", 17_100, 17_100, 35_170.0, "no snapshot: why", boundary_tokens=16_512)
+    assert said(chat).endswith("were evaluated in 35 s (no snapshot: why)")
+    assert said(WarmupJudged(2.0, True, 16512)) == "warm-up: proved, 16,512 tokens were found cached"
+    assert announcer.feed(WarmupJudged(2.0, False, 0, "x"), _snapshot()) == []  # a notice tells that
 
 
 def test_notices_and_warm_up_are_talk() -> None:

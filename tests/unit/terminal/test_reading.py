@@ -140,6 +140,12 @@ def test_an_attached_server_is_waited_for_by_its_address(state: State, reason: s
         (WarmupView("done", 16_512, 16_512, 1.0), "READY", "16,512 tokens are warm"),
         (WarmupView("done", 17_100, 17_100, 1.0, boundary_tokens=16_512), "READY", "16,512 tokens are warm"),
         (WarmupView("failed", detail="HTTP 500"), "READY, NOT WARM", "HTTP 500"),
+        (
+            WarmupView("done", 16_512, 0, 8.0, 16_512, "restored"),
+            "READY",
+            "16,512 tokens are restored, which it will prove",
+        ),
+        (WarmupView("done", 16_512, 0, 8.0, 16_512, "restored", True), "READY", "16,512 tokens are warm"),
         (WarmupView("no prefix known"), "READY", "nothing is warm yet"),
     ],
 )
