@@ -172,6 +172,8 @@ class SnapshotFiles:
             return None
         self._unlink(self._path(name, "json"))
         try:
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())  # before there is a note: after a power cut it must not vouch for empty blocks
             path.replace(self._path(name, "bin"))
         except OSError:  # on Windows another server may be reading it
             self._unlink(path)

@@ -149,24 +149,22 @@ class PrefixSnapshots:
     # The prefix and its identity
 
     async def _find_prefix(self, request: WarmupRequest) -> Prefix:
-        renderings = [await tokenize(self._upstream, await render(self._upstream, request, text)) for text in "01"]
-        tokens = renderings[0]
-        shared = shared_tokens(*renderings)
+        rendering, other = [await render(self._upstream, request, text) for text in "01"]
+        tokens = await tokenize(self._upstream, rendering)
+        ids = [token.id for token in tokens]
+        shared = shared_tokens(ids, await token_ids(self._upstream, other))
         special = {token.id for token in before_boundary(tokens, shared) if await self._is_special(token)}
         shape = self._plan.facts.shape
         end = boundary(tokens, shared, special, exact=shape is None or shape.needs_checkpoints)
         if end is None:
             raise NoSnapshot("the template marks the begin of a user's turn with no special token")
-        ids = tuple(token.id for token in tokens[:end])
-        identity = await asyncio.to_thread(self._identity, ids)
-        return Prefix(identity.name, ids)
+        prefix = tuple(ids[:end])
+        identity = await asyncio.to_thread(self._identity, prefix)
+        return Prefix(identity.name, prefix)
 
     async def _is_special(self, token: Token) -> bool:
         """Whether a token is one that plain text cannot spell."""
-        if not token.text:
-            return False
-        plain = await tokenize(self._upstream, token.text, as_text=True)
-        return [one.id for one in plain] != [token.id]
+        return await token_ids(self._upstream, token.text or "", as_text=True) != [token.id]
 
     def _identity(self, tokens: tuple[int, ...]) -> Identity:
         plan, props = self._plan, self._props()
@@ -290,7 +288,8 @@ class PrefixSnapshots:
             if said.get("n_saved") != len(prefix.tokens):
                 raise NoSnapshot(said.get("error") or "a request came in between")
             written = said.get("n_written")
-            note = files.accept(draft, prefix.name, len(prefix.tokens), written if isinstance(written, int) else 0)
+            size = written if isinstance(written, int) else 0
+            note = await asyncio.to_thread(files.accept, draft, prefix.name, len(prefix.tokens), size)
         finally:
             files.drop(draft)
         if note is None:
@@ -358,10 +357,10 @@ async def begins_with(upstream: Upstream, request: WarmupRequest, prefix: Prefix
         UpstreamError: The server is gone.
     """
     try:
-        tokens = await tokenize(upstream, await render(upstream, request))
+        ids = await token_ids(upstream, await render(upstream, request))
     except NoSnapshot:
         return False
-    return tuple(token.id for token in tokens[: len(prefix.tokens)]) == prefix.tokens
+    return tuple(ids[: len(prefix.tokens)]) == prefix.tokens
 
 
 async def render(upstream: Upstream, request: WarmupRequest, user_text: str | None = None) -> str:
@@ -388,30 +387,47 @@ async def render(upstream: Upstream, request: WarmupRequest, user_text: str | No
     return prompt
 
 
-async def tokenize(upstream: Upstream, text: str, *, as_text: bool = False) -> list[Token]:
+async def tokenize(upstream: Upstream, text: str) -> list[Token]:
     """
     The tokens of a prompt, as the server evaluates it.
 
+    Raises:
+        NoSnapshot: The server cannot tell.
+        UpstreamError: It is gone.
+    """
+    items = await _tokenize(upstream, text, as_text=False, with_pieces=True)
+    try:
+        return [Token(int(item["id"]), item["piece"] if isinstance(item["piece"], str) else None) for item in items]
+    except (KeyError, TypeError):
+        raise NoSnapshot("the server does not tell what its tokens stand for") from None
+
+
+async def token_ids(upstream: Upstream, text: str, *, as_text: bool = False) -> list[int]:
+    """
+    The ids alone.
+
     Args:
         upstream: The server.
-        text: The prompt.
+        text: A prompt.
         as_text: Whether it is plain text, in which special tokens are but their letters.
 
     Raises:
         NoSnapshot: The server cannot tell.
         UpstreamError: It is gone.
     """
-    question = {"content": text, "add_special": not as_text, "parse_special": not as_text, "with_pieces": True}
+    return await _tokenize(upstream, text, as_text=as_text, with_pieces=False)
+
+
+async def _tokenize(upstream: Upstream, text: str, *, as_text: bool, with_pieces: bool) -> list[Any]:
+    question = {"content": text, "add_special": not as_text, "parse_special": not as_text, "with_pieces": with_pieces}
     answer = await upstream.request("POST", "/tokenize", question)
     try:
-        return [_token(item) for item in json.loads(answer.body)["tokens"]]
+        items = json.loads(answer.body)["tokens"]
     except (ValueError, KeyError, TypeError):
-        raise NoSnapshot(f"the server does not tokenize: HTTP {answer.status}") from None
-
-
-def _token(item: dict[str, Any]) -> Token:
-    piece = item["piece"]
-    return Token(int(item["id"]), piece if isinstance(piece, str) else None)
+        items = None
+    if not isinstance(items, list):
+        raise NoSnapshot(f"the server does not tokenize: HTTP {answer.status}")
+    return items
 
 
 def _program_files(program: Path) -> Iterator[Path]:

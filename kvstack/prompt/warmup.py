@@ -142,23 +142,25 @@ class Token:
     text: str | None
 
 
-def shared_tokens(one: Sequence[Token], other: Sequence[Token]) -> int:
+def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
     """
-    How many tokens two renderings have in common at their start.
+    How many tokens two renderings have in common at their start, by their ids.
     """
     pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a.id != b.id), min(len(one), len(other)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def before_boundary(tokens: Sequence[Token], shared: int) -> list[Token]:
     """
-    The tokens among which the user's turn begins; which of them are special, the server's tokenizer knows.
+    Tokens of the place where the user's turn begins that may be special ones; the server's tokenizer knows which are.
 
     Args:
         tokens: A rendering.
         shared: How many of them other renderings begin with too.
     """
-    return list(tokens[max(0, shared - HEADER_TOKENS) : shared])
+    place = tokens[max(0, shared - HEADER_TOKENS) : shared]
+    # A special token is spelled as no word is.
+    return [token for token in place if token.text and token.text.strip() and not token.text.strip().isalnum()]
 
 
 def boundary(tokens: Sequence[Token], shared: int, special: Collection[int], *, exact: bool) -> int | None:

@@ -179,6 +179,33 @@ def test_a_snapshot_that_the_server_refuses_is_removed(
         assert stack.status()["warmup"]["snapshot"] == "saved"
 
 
+def test_a_server_that_dies_of_a_snapshot_does_not_die_of_it_again(
+    llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """Half a file with a note that fits: newer builds end there, older ones say no; the next start evaluates."""
+    config = server_config(llama_server, model_path["dense"])
+    with run_stack(tmp_path, config, warmup=recording):
+        pass
+    (snapshot,), (path,) = files(), files(".json")
+    note = json.loads(path.read_text(encoding="utf-8"))
+    size = note["size_bytes"] // 2
+    os.truncate(snapshot, size)
+    note |= {"size_bytes": size, "modified_ns": snapshot.stat().st_mtime_ns}
+    path.write_text(json.dumps(note), encoding="utf-8")
+    with run_stack(tmp_path, config, ready=False, warmup=recording) as stack:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and stack.process.poll() is None:
+            if files(".json") and snapshot.stat().st_size > size:
+                break  # this one said no, and has made it anew
+            time.sleep(0.1)
+    for how in ({"saved", "restored"}, {"restored"}):
+        with run_stack(tmp_path, config, warmup=recording) as stack:
+            status = stack.status()
+            assert (status["warmup"]["outcome"], status["restarts"]) == ("done", 0)
+            assert status["warmup"]["snapshot"] in how
+    assert files()[0].stat().st_size > size
+
+
 @pytest.mark.parametrize(
     ("kind", "sections", "why"),
     [

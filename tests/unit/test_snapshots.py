@@ -47,7 +47,7 @@ def tokens_of(text: str) -> list[Token]:
 def prefix_of(one: str, other: str, *, exact: bool = True) -> str | None:
     """The prefix of two renderings, as text."""
     first, second = tokens_of(one), tokens_of(other)
-    shared = shared_tokens(first, second)
+    shared = shared_tokens([token.id for token in first], [token.id for token in second])
     special = {token.id for token in before_boundary(first, shared) if token.text in SPECIAL}
     end = boundary(first, shared, special, exact=exact)
     return None if end is None else " ".join(token.text or "" for token in first[:end])
@@ -61,8 +61,8 @@ def prefix_of(one: str, other: str, *, exact: bool = True) -> str | None:
             "<|im_start|> system \n S <|im_end|> \n",
         ),
         (
-            "<s> <|start_header_id|> system <|end_header_id|> S <|eot_id|> <|start_header_id|> user <|end_header_id|> \n {}",
-            "<s> <|start_header_id|> system <|end_header_id|> S <|eot_id|>",
+            "<s> <|start_header_id|> system <|end_header_id|> S <|start_header_id|> user <|end_header_id|> \n {}",
+            "<s> <|start_header_id|> system <|end_header_id|> S",
         ),
         ("<s> S [INST] {} [/INST]", "<s> S"),
     ],
