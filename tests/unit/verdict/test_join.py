@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kvstack.core.events import WarmupEnded, WarmupStarted
+from kvstack.core.events import WarmupEnded, WarmupStarted, WarmupStepped
 from tests.unit.verdict.story import Story
 
 
@@ -291,6 +291,43 @@ def test_a_warm_up_while_clients_are_served() -> None:
     story.finish(story.launch(), 300, 0)
     assert not story.snapshot.slots[0].is_warmup
     assert story.snapshot.log.unclaimed_tasks == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_warm_up_of_several_tasks(late: bool) -> None:
+    """What pushes a conversation out of its slot, and what evaluates: both are its own, however late the log is."""
+    story = Story()
+    story.turn(900, 0)
+    story.emit(WarmupStarted(story.now_s))
+    if not late:
+        story.finish(story.launch(), 2, 0, generated=1)
+    story.emit(WarmupStepped(story.now_s, 2, 2))
+    if late:
+        story.finish(story.launch(), 2, 0, generated=1)
+    else:
+        story.finish(story.launch(), 1200, 0, generated=1)
+    story.emit(WarmupEnded(story.now_s, "done", 1200, 1200, 1200.0, boundary_tokens=1200, snapshot="saved"))
+    if late:
+        story.finish(story.launch(), 1200, 0, generated=1)
+    assert story.snapshot.log.unclaimed_tasks == 0
+    assert [task.is_proved for task in story.snapshot.join.tasks if task.is_warmup] == [True, True]
+    assert story.snapshot.slots[0].is_warmup
+    story.finish(story.launch(), 300, 0)
+    assert story.snapshot.log.unclaimed_tasks == 1
+
+
+def test_a_restore_is_no_task() -> None:
+    """The log tells nothing of it: the slot is the warm-up's all the same, and the next task is a client's."""
+    story = Story()
+    story.turn(900, 0)
+    story.emit(WarmupStarted(story.now_s))
+    story.finish(story.launch(), 2, 0, generated=1)
+    story.emit(WarmupStepped(story.now_s, 2, 2))
+    story.emit(WarmupEnded(story.now_s, "done", 1200, 0, 8.0, boundary_tokens=1200, snapshot="restored"))
+    assert story.snapshot.slots[0].is_warmup
+    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.turn(1300, 1200, conversation="other").verdict == "WARM"
+    assert story.snapshot.log.unclaimed_tasks == 0
 
 
 def test_a_late_log_still_finds_the_warm_up() -> None:
