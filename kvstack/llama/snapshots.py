@@ -36,7 +36,8 @@ SLACK_TOKENS = 4
 """A checkpoint may lie so much before the end of what it was made for."""
 
 FORMAT = 1
-TOKEN_BYTES = 4
+TOKEN_BYTES = 16
+"""Of each token besides K and V: its id, its position, and whose it is."""
 
 # What listens, logs, counts, shows, or says how fast and where from: none of it changes what a cache holds.
 _FLAGS_WITHOUT_EFFECT = (

@@ -15,6 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from kvstack.llama.gguf import read_header
+from kvstack.llama.memory import shape_of
+from kvstack.llama.snapshots import snapshot_bytes
 from tests.real.openclaw import OpenClaw
 from tests.real.stacks import RunningStack, post, run_stack
 from tests.real.test_main_job import CHAT, server_config, tokens
@@ -93,6 +96,10 @@ def test_a_second_start_restores_the_prefix_and_every_new_conversation_finds_it(
             assert status["log"]["unclaimed_tasks"] == 0
         (snapshot,) = files()
         (note,) = files(".json")
+        with model_path[kind].open("rb") as file:
+            shape = shape_of(read_header(file.read))
+        assert shape is not None
+        assert snapshot.stat().st_size == pytest.approx(snapshot_bytes(shape, boundary, "f16", "f16"), abs=1000)
         assert stat.S_IMODE(snapshot_dir().stat().st_mode) == 0o700
         assert [stat.S_IMODE(path.stat().st_mode) for path in (snapshot, note)] == [0o600, 0o600]
         assert len(list(snapshot_dir().iterdir())) == 2
