@@ -8,7 +8,7 @@ The rooms, from the person down; imports point down only:
     terminal   what a person sees: verbs, dashboard, plain lines
     stack      composition root: a Config becomes running parts, started and stopped in order; its helpers are plan
                (what can fail before the start), ports, verifying (is it our server?), warming, snapshotting (an
-               evaluated prefix as a file), proving (does it hold?) and gate (who waits meanwhile)
+               evaluated prefix as a file, found by prefixes), proving (does it hold?) and gate (who waits meanwhile)
     process    the child process      |  proxy   HTTP in, rules on the way, bytes out as they come
     upstream   HTTP out               |  bus     events -> Snapshot -> readers   |  rundir   one stack's files
     prompt     what a request says    |  llama   what a llama-server can do and what it says

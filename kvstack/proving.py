@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from kvstack.core.events import AnswerSeen, Event, Notice, WarmupJudged
 from kvstack.llama.snapshots import holds
+from kvstack.prefixes import Prefix, begins_with
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.warmup import WarmupRequest
-from kvstack.snapshotting import Prefix, PrefixSnapshots, begins_with
+from kvstack.snapshotting import PrefixSnapshots
 from kvstack.upstream import Upstream, UpstreamError
 
 __all__ = ["Prover"]

@@ -12,34 +12,24 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from kvstack.core.events import WarmupEnded
 from kvstack.llama.memory import MIB
-from kvstack.llama.snapshots import FileStamp, Identity, arguments_that_matter, conversation_bytes, snapshot_bytes
+from kvstack.llama.snapshots import FileStamp, conversation_bytes, snapshot_bytes
 from kvstack.plan import Plan
-from kvstack.process.models import model_parts
+from kvstack.prefixes import NoSnapshot, Prefix, begins_with, find_prefix, server_files
 from kvstack.prompt.dialects import Api, api_of
-from kvstack.prompt.warmup import Token, WarmupRequest, before_boundary, boundary, shared_tokens, with_user_text
-from kvstack.snapshotfiles import SnapshotFiles, stamp
+from kvstack.prompt.warmup import WarmupRequest
+from kvstack.snapshotfiles import SnapshotFiles
 from kvstack.upstream import Props, Upstream
 
-__all__ = ["NoSnapshot", "Occupancy", "Prefix", "PrefixSnapshots", "begins_with"]
+__all__ = ["Occupancy", "PrefixSnapshots"]
 
 PUSH_PROMPT = "zz"
 """Too short to be like anything: the server moves what its slot holds to the host prompt cache."""
-
-_LIBRARIES = ("llama", "ggml")
-
-
-class NoSnapshot(Exception):
-    """
-    Why there is no snapshot this time; the text is for a person.
-    """
 
 
 class Occupancy(Protocol):
@@ -68,20 +58,6 @@ class Occupancy(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """
-    What is to be restored.
-
-    Attributes:
-        name: Of its snapshot.
-        tokens: The prompt's beginning that all conversations share.
-    """
-
-    name: str
-    tokens: tuple[int, ...]
-
-
 class PrefixSnapshots:
     """
     The snapshots of one stack's prefix.
@@ -102,9 +78,17 @@ class PrefixSnapshots:
         self._upstream = upstream
         self._props = props
         self._occupancy = occupancy
+        self._server_files: tuple[FileStamp, ...] = ()
         self._files: SnapshotFiles | None = None
         if plan.snapshot_dir is not None:
             self._files = SnapshotFiles(plan.snapshot_dir, plan.config.warmup.snapshots_max_mib * MIB)
+
+    def server_started(self) -> None:
+        """
+        Note what the server is started from.
+        """
+        self.prefix = None
+        self._server_files = server_files(self._plan)
 
     async def warm_up(self, request: WarmupRequest) -> WarmupEnded:
         """
@@ -122,7 +106,7 @@ class PrefixSnapshots:
         files = self._files
         if files is None:
             raise NoSnapshot(self._plan.no_snapshot)
-        prefix = await self._find_prefix(request)
+        prefix = await find_prefix(self._upstream, request, self._plan, self._props(), self._server_files)
         refusal = files.refusal(prefix.name)
         if refusal is not None:
             raise NoSnapshot(refusal)
@@ -145,48 +129,6 @@ class PrefixSnapshots:
         if self._files is not None:
             self._files.refuse(prefix.name, reason)
         self.prefix = None
-
-    # The prefix and its identity
-
-    async def _find_prefix(self, request: WarmupRequest) -> Prefix:
-        rendering, other = [await render(self._upstream, request, text) for text in "01"]
-        tokens = await tokenize(self._upstream, rendering)
-        ids = [token.id for token in tokens]
-        shared = shared_tokens(ids, await token_ids(self._upstream, other))
-        special = {token.id for token in before_boundary(tokens, shared) if await self._is_special(token)}
-        shape = self._plan.facts.shape
-        end = boundary(tokens, shared, special, exact=shape is None or shape.needs_checkpoints)
-        if end is None:
-            raise NoSnapshot("the template marks the begin of a user's turn with no special token")
-        prefix = tuple(ids[:end])
-        identity = await asyncio.to_thread(self._identity, prefix)
-        return Prefix(identity.name, prefix)
-
-    async def _is_special(self, token: Token) -> bool:
-        """Whether a token is one that plain text cannot spell."""
-        return await token_ids(self._upstream, token.text or "", as_text=True) != [token.id]
-
-    def _identity(self, tokens: tuple[int, ...]) -> Identity:
-        plan, props = self._plan, self._props()
-        capabilities = plan.facts.capabilities
-        assert plan.command is not None
-        assert capabilities is not None
-        argv = plan.command.argv
-        paths = [*_program_files(Path(argv[0])), *(Path(name) for item in argv[1:] for name in _names_in(item))]
-        model = plan.model_path
-        if model is not None:
-            paths += model_parts(model)
-        stamps = {found for path in paths if (found := stamp(path)) is not None}
-        return Identity(
-            files=tuple(sorted(stamps, key=_by_path)),
-            arguments=arguments_that_matter(argv, capabilities),
-            env=tuple(sorted(plan.config.server.env.items())),
-            builds=(capabilities.build, capabilities.compiler, props.build),
-            ctx_per_slot=props.ctx_per_slot,
-            slots=props.slots,
-            chat_template=props.chat_template,
-            tokens=tokens,
-        )
 
     # A conversation in the slot
 
@@ -342,110 +284,3 @@ def _ended(
         len(prefix.tokens),
         snapshot,
     )
-
-
-async def begins_with(upstream: Upstream, request: WarmupRequest, prefix: Prefix) -> bool:
-    """
-    Whether a chat request's prompt begins with the prefix, token for token.
-
-    Args:
-        upstream: The server.
-        request: As it was sent.
-        prefix: What it may begin with.
-
-    Raises:
-        UpstreamError: The server is gone.
-    """
-    try:
-        ids = await token_ids(upstream, await render(upstream, request))
-    except NoSnapshot:
-        return False
-    return tuple(ids[: len(prefix.tokens)]) == prefix.tokens
-
-
-async def render(upstream: Upstream, request: WarmupRequest, user_text: str | None = None) -> str:
-    """
-    What a chat request becomes by the server's template.
-
-    Args:
-        upstream: The server.
-        request: A chat completion.
-        user_text: In place of what the user says; None for the request as it is.
-
-    Raises:
-        NoSnapshot: The server cannot tell.
-        UpstreamError: It is gone.
-    """
-    body = request.body if user_text is None else with_user_text(request, user_text).body
-    answer = await upstream.request("POST", "/apply-template", raw=body)
-    try:
-        prompt = json.loads(answer.body)["prompt"]
-    except (ValueError, KeyError, TypeError):
-        prompt = None
-    if not isinstance(prompt, str):
-        raise NoSnapshot(f"the server does not render the request: HTTP {answer.status}")
-    return prompt
-
-
-async def tokenize(upstream: Upstream, text: str) -> list[Token]:
-    """
-    The tokens of a prompt, as the server evaluates it.
-
-    Raises:
-        NoSnapshot: The server cannot tell.
-        UpstreamError: It is gone.
-    """
-    items = await _tokenize(upstream, text, as_text=False, with_pieces=True)
-    try:
-        return [Token(int(item["id"]), item["piece"] if isinstance(item["piece"], str) else None) for item in items]
-    except (KeyError, TypeError):
-        raise NoSnapshot("the server does not tell what its tokens stand for") from None
-
-
-async def token_ids(upstream: Upstream, text: str, *, as_text: bool = False) -> list[int]:
-    """
-    The ids alone.
-
-    Args:
-        upstream: The server.
-        text: A prompt.
-        as_text: Whether it is plain text, in which special tokens are but their letters.
-
-    Raises:
-        NoSnapshot: The server cannot tell.
-        UpstreamError: It is gone.
-    """
-    return await _tokenize(upstream, text, as_text=as_text, with_pieces=False)
-
-
-async def _tokenize(upstream: Upstream, text: str, *, as_text: bool, with_pieces: bool) -> list[Any]:
-    question = {"content": text, "add_special": not as_text, "parse_special": not as_text, "with_pieces": with_pieces}
-    answer = await upstream.request("POST", "/tokenize", question)
-    try:
-        items = json.loads(answer.body)["tokens"]
-    except (ValueError, KeyError, TypeError):
-        items = None
-    if not isinstance(items, list):
-        raise NoSnapshot(f"the server does not tokenize: HTTP {answer.status}")
-    return items
-
-
-def _program_files(program: Path) -> Iterator[Path]:
-    """The binary, and the libraries beside it: those are replaced while it stays the same."""
-    program = program.resolve()
-    yield program
-    with contextlib.suppress(OSError):
-        for path in program.parent.iterdir():
-            if any(mark in path.name.lower() for mark in _LIBRARIES):
-                yield path
-
-
-def _names_in(item: str) -> Iterator[str]:
-    """What in an argument may be a file: `a.gguf`, `a.gguf,b.gguf`, `a.gguf:0.5`."""
-    for part in {item, *item.split(",")}:
-        yield part
-        yield part.rpartition(":")[0]
-
-
-def _by_path(found: FileStamp) -> str:
-    return found.path

@@ -280,6 +280,7 @@ class Stack:
 
     def _spawned(self, identity: ProcessIdentity) -> None:
         assert self._plan.command is not None
+        self._snapshots.server_started()
         # Before the file: a disk that is full must not hide from the screen what is being loaded.
         model = self._plan.model_path
         self.bus.publish(

@@ -15,8 +15,9 @@ import pytest
 from kvstack.core.config import parse_config
 from kvstack.core.events import AnswerSeen, Event, Notice, WarmupJudged
 from kvstack.plan import make_plan
+from kvstack.prefixes import Prefix
 from kvstack.proving import Prover
-from kvstack.snapshotting import Prefix, PrefixSnapshots
+from kvstack.snapshotting import PrefixSnapshots
 from kvstack.upstream import Props, Upstream
 from tests.integration.proxy_rig import CHAT
 from tests.integration.stub_upstream import Received, StubUpstream, run_stub

@@ -342,6 +342,20 @@ def test_a_conversation_that_would_be_lost_is_not_pushed_out_for_a_snapshot(
         assert why in ended["detail"]
 
 
+def test_a_model_that_was_replaced_while_it_is_served_has_no_snapshot(
+    llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """The running server's state would be saved in the new file's name."""
+    model = tmp_path / "model.gguf"
+    shutil.copy(model_path["dense"], model)
+    with run_stack(tmp_path, server_config(llama_server, model), warmup=recording) as stack:
+        os.utime(model, (1_700_000_000, 1_700_000_000))
+        ended = stack.verb("warmup", "--json")["data"]
+        assert (ended["outcome"], ended["snapshot"]) == ("done", None)
+        assert "has changed on the disk since it was started" in ended["detail"]
+    assert len(files()) == 1
+
+
 def test_a_restart_after_a_death_restores_too(
     llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
