@@ -104,7 +104,8 @@ def test_a_life_in_the_background(llama_server: Path, model_path: dict[str, Path
 
         warm = envelope("warmup")
         assert warm["data"]["outcome"] == "done"
-        assert "box is warm: " in kvstack("warmup", "box").stdout
+        tokens = warm["data"]["boundary_tokens"]
+        assert f"box: {tokens} tokens restored from a snapshot in " in kvstack("warmup", "box").stdout
 
         lines = envelope("logs", "-n", "3")["data"]["lines"]
         assert len(lines) == 3
