@@ -9,21 +9,39 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from kvstack.bus import Bus
 from kvstack.core.events import WarmupStepped
 from kvstack.core.lifecycle import State
-from kvstack.prompt.warmup import WarmupRequest
+from kvstack.prompt.dialects import Api, api_of
+from kvstack.prompt.warmup import head_digest
 
-__all__ = ["Gate"]
+__all__ = ["Conversation", "Gate"]
 
 QUIET_S = 2.0
 """How long a request that is being served gets to end, in seconds: longer would make the others wait for too long."""
 LOOK_S = 0.02
 
 CONVERSATIONS_KEPT = 16
-BODY_BYTES_KEPT = 4 * 1024 * 1024
-"""Of a larger request nothing is kept."""
+HEAD_BYTES = 4 * 1024 * 1024
+"""Larger requests are not looked at: that would take longer than it is worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """
+    What is remembered of one; no text of it.
+
+    Attributes:
+        request: Number of its newest request.
+        path: That one's endpoint.
+        head: Digest of what begins its prompt; None where that cannot be told.
+    """
+
+    request: int
+    path: str
+    head: str | None
 
 
 class Gate:
@@ -32,13 +50,15 @@ class Gate:
 
     Args:
         bus: Knows which requests are with the server.
+        remembers: Whether somebody will ask for the conversations.
     """
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, remembers: bool = True) -> None:
         self._bus = bus
+        self._remembers = remembers
         self._open = asyncio.Event()
         self._open.set()
-        self._newest: OrderedDict[Hashable, tuple[int, int, WarmupRequest]] = OrderedDict()
+        self._newest: OrderedDict[Hashable, tuple[int, Conversation]] = OrderedDict()
 
     @property
     def is_open(self) -> bool:
@@ -79,21 +99,23 @@ class Gate:
             path: Its endpoint.
             body: As the server gets it.
         """
+        if not self._remembers:
+            return
         snapshot = self._bus.snapshot
         row = snapshot.row(number)
         key = (row.conversation if row is not None else None) or number
         self._newest.pop(key, None)
-        if len(body) <= BODY_BYTES_KEPT:
-            self._newest[key] = (snapshot.join.run, number, WarmupRequest(path, body))
+        head = head_digest(body) if api_of(path) is Api.CHAT and len(body) <= HEAD_BYTES else None
+        self._newest[key] = (snapshot.join.run, Conversation(number, path, head))
         while len(self._newest) > CONVERSATIONS_KEPT:
             self._newest.popitem(last=False)
 
-    def conversations(self) -> list[tuple[int, WarmupRequest]]:
+    def conversations(self) -> list[Conversation]:
         """
-        The newest request of each conversation that this run of the server has seen, with its number.
+        The conversations that this run of the server has seen, the newest first.
         """
         run = self._bus.snapshot.join.run
-        return [(number, request) for then, number, request in reversed(self._newest.values()) if then == run]
+        return [conversation for then, conversation in reversed(self._newest.values()) if then == run]
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[bool]:

@@ -114,7 +114,7 @@ def server_files(plan: Plan) -> tuple[FileStamp, ...]:
 
 async def begins_with(upstream: Upstream, request: WarmupRequest, prefix: Prefix) -> bool:
     """
-    Whether a chat request's prompt begins with the prefix, token for token.
+    Whether a chat request's prompt begins with the prefix, token for token, and may find it cached.
 
     Args:
         upstream: The server.
@@ -125,8 +125,11 @@ async def begins_with(upstream: Upstream, request: WarmupRequest, prefix: Prefix
         UpstreamError: The server is gone.
     """
     try:
+        data: Any = json.loads(request.body)
+        if data.get("cache_prompt") is False or data.get("lora"):
+            return False  # it wants to be evaluated whole
         ids = await token_ids(upstream, await render(upstream, request))
-    except NoSnapshot:
+    except (NoSnapshot, ValueError, AttributeError):
         return False
     return tuple(ids[: len(prefix.tokens)]) == prefix.tokens
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstack.core.events import AnswerSeen, Event, Notice, WarmupJudged
+from kvstack.bus import Bus
+from kvstack.core.events import AnswerSeen, Event, Notice, RequestEnded, WarmupJudged
 from kvstack.llama.snapshots import holds
 from kvstack.prefixes import Prefix, begins_with
 from kvstack.prompt.dialects import Api, api_of
@@ -20,38 +19,39 @@ from kvstack.upstream import Upstream, UpstreamError
 
 __all__ = ["Prover"]
 
-WATCHED = 8
-"""Requests under way whose answers are waited for."""
+SETTLE_S = 10.0
+"""How long the log may lag behind an answer."""
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _Answered:
+    number: int
     request: WarmupRequest
-    is_first: bool
-    """Nobody had the slot between the restore and this request: it must find all of the prefix."""
+    prefix: Prefix
+    cached_tokens: int
 
 
 class Prover:
     """
     Watches the requests after a restore until one begins with the restored prefix.
 
-    One that finds it proves the snapshot.  The first one of all must find it: if it does not, the snapshot is removed
-    and not made again soon.  A later one that does not may have come when others had the slot, and proves nothing.
+    One that finds it proves the snapshot.  One that does not find it disproves it only if the log shows that its slot
+    held the restored prefix, and nothing else since: somebody may have had the slot, also past the proxy.
 
     Args:
         upstream: The server.
         snapshots: Whose prefix is to be proved.
-        publish: Takes events.
+        bus: Knows what the log tells of a request; takes events.
     """
 
-    def __init__(self, upstream: Upstream, snapshots: PrefixSnapshots, publish: Callable[[Event], None]) -> None:
+    def __init__(self, upstream: Upstream, snapshots: PrefixSnapshots, bus: Bus) -> None:
         self._upstream = upstream
         self._snapshots = snapshots
-        self._publish = publish
+        self._bus = bus
         self._prefix: Prefix | None = None
-        self._sent: OrderedDict[int, _Sent] = OrderedDict()
-        self._was_used = False
-        self._answers: asyncio.Queue[tuple[Prefix, _Sent, int]] = asyncio.Queue()
+        self._sent: dict[int, WarmupRequest] = {}
+        self._answers: asyncio.Queue[_Answered] = asyncio.Queue()
 
     def begin(self, prefix: Prefix | None) -> None:
         """
@@ -62,7 +62,6 @@ class Prover:
         """
         self._prefix = prefix
         self._sent.clear()
-        self._was_used = False
 
     def sent(self, number: int, path: str, body: bytes) -> None:
         """
@@ -73,51 +72,78 @@ class Prover:
             path: Its endpoint.
             body: As the server gets it.
         """
-        if self._prefix is None:
-            return
-        is_first = not self._was_used
-        self._was_used = True
-        if api_of(path) is Api.CHAT:
-            self._sent[number] = _Sent(WarmupRequest(path, body), is_first)
-            while len(self._sent) > WATCHED:
-                self._sent.popitem(last=False)
+        if self._prefix is not None and api_of(path) is Api.CHAT:
+            self._sent[number] = WarmupRequest(path, body)
 
-    def answered(self, answer: AnswerSeen) -> None:
+    def seen(self, event: Event) -> None:
         """
-        A request has its answer.
+        Something was heard of a request.
         """
-        sent = self._sent.pop(answer.id, None)
-        if sent is None or self._prefix is None or answer.cached_tokens is None:
+        match event:
+            case AnswerSeen():
+                self._answered(event)
+            case RequestEnded():
+                self._sent.pop(event.id, None)  # what it says is kept as long as it runs
+            case _:
+                pass
+
+    def _answered(self, answer: AnswerSeen) -> None:
+        if answer.cached_tokens is None:
             return
-        if sent.is_first or holds(answer.cached_tokens, len(self._prefix.tokens)):
-            self._answers.put_nowait((self._prefix, sent, answer.cached_tokens))
+        self._snapshots.answered()
+        request = self._sent.pop(answer.id, None)
+        if request is not None and self._prefix is not None:
+            self._answers.put_nowait(_Answered(answer.id, request, self._prefix, answer.cached_tokens))
 
     async def run(self) -> None:
         """
         Judge, until cancelled.
         """
         while True:
-            prefix, sent, cached = await self._answers.get()
-            if prefix is self._prefix and await self._begins_with(sent.request, prefix):
-                self._judge(prefix, cached)
+            answered = await self._answers.get()
+            if answered.prefix is not self._prefix or not await self._begins_with(answered):
+                continue
+            if holds(answered.cached_tokens, len(answered.prefix.tokens)):
+                self._prove(answered)
+            elif await self._had_the_slot(answered.number) and answered.prefix is self._prefix:
+                self._disprove(answered)
 
-    async def _begins_with(self, request: WarmupRequest, prefix: Prefix) -> bool:
+    async def _begins_with(self, answered: _Answered) -> bool:
         try:
-            return await begins_with(self._upstream, request, prefix)
+            return await begins_with(self._upstream, answered.request, answered.prefix)
         except UpstreamError:
             return False
 
-    def _judge(self, prefix: Prefix, cached: int) -> None:
+    async def _had_the_slot(self, number: int) -> bool:
+        """Whether the log shows that a request came to a slot that held what was restored."""
+        deadline = time.monotonic() + SETTLE_S
+        while (row := self._bus.snapshot.row(number)) is not None and not row.settled:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(LOOK_S)
+        work = row.work if row is not None else None
+        if work is None or not (work.is_proved and work.holder_is_warmup) or work.holder_is_cut or work.ram_hit:
+            return False
+        before = [task for task in self._bus.snapshot.join.tasks if task.slot == work.slot and task.task < work.task]
+        # What came while the stack was not ready yet is taken for its own until figures prove it.
+        return work.slot == 0 and all(task.is_proved for task in before[-1:])
+
+    def _prove(self, answered: _Answered) -> None:
+        self.begin(None)
+        self._snapshots.proved(answered.prefix)
+        self._bus.publish(WarmupJudged(time.time(), True, answered.cached_tokens))
+
+    def _disprove(self, answered: _Answered) -> None:
         now = time.time()
-        self._prefix = None
-        self._sent.clear()
-        if holds(cached, len(prefix.tokens)):
-            self._publish(WarmupJudged(now, True, cached))
-            return
-        reason = (
-            f"the snapshot did not hold: the first request found {cached:,} of its {len(prefix.tokens):,} tokens cached"
+        self.begin(None)
+        number, cached, tokens = answered.number, answered.cached_tokens, len(answered.prefix.tokens)
+        reason = f"the snapshot did not hold: request {number} found {cached:,} of its {tokens:,} tokens cached"
+        next_time = (
+            "for some days the chat form is used"
+            if self._snapshots.refuse(answered.prefix, reason)
+            else ("the next start makes it anew")
         )
-        self._snapshots.refuse(prefix, reason)
-        self._publish(WarmupJudged(now, False, cached, reason))
-        text = f"The warm-up failed: {reason}. It was removed; the next warm-up evaluates the prefix in the chat form"
-        self._publish(Notice(now, "warning", text))
+        self._bus.publish(WarmupJudged(now, False, cached, reason))
+        # That request has evaluated the prefix: to warm it up now would only cost its conversation the slot.
+        text = f"The warm-up failed: {reason}, and has evaluated them. It was removed; {next_time}"
+        self._bus.publish(Notice(now, "warning", text))

@@ -4,29 +4,33 @@ The files of prefix snapshots: written by a llama-server, noted, bounded and rem
 ```
 kvstack-prefix-DIGEST.bin         the snapshot: what the server made of a prompt, so for its owner alone
 kvstack-prefix-DIGEST.json        the note; a snapshot without one is never restored
-kvstack-prefix-DIGEST.refused     why it is not tried again: it was restored, and an answer showed that it was not there
+kvstack-prefix-DIGEST.refused     how often it failed: it did not hold, or a server died with it
 kvstack-prefix-DIGEST.RANDOM.tmp  one that a server is writing
 ```
 
 Stacks may share the directory.  A note is taken away while a server reads the snapshot and given back afterwards, so a
-file that a server dies of is read once.
+file that brings everything down, this process included, is read once.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
 import secrets
 import shutil
 import time
+from io import BufferedIOBase
 from pathlib import Path
 
-from kvstack.llama.snapshots import NAME_PREFIX, FileStamp, SnapshotNote
+from kvstack.llama.snapshots import NAME_PREFIX, FileStamp, Refusal, SnapshotNote
 
 __all__ = ["SnapshotFiles", "make_directory", "stamp"]
 
 ABANDONED_AFTER_S = 3600.0
 REFUSED_FOR_S = 7 * 24 * 3600.0
+REFUSED_AFTER = 2
+"""One failure may have been a chance, as a server that somebody ended."""
+
 SPARE_BYTES = 512 * 1024 * 1024
 """Left free on the disk beside a new snapshot."""
 
@@ -61,43 +65,51 @@ class SnapshotFiles:
         """
         return f"{name}.bin"
 
-    def take(self, name: str, tokens: int) -> SnapshotNote | None:
+    def check(self, name: str, tokens: int) -> SnapshotNote | None:
         """
-        Take a snapshot's note away, in order to restore it.
+        Read all of a snapshot, and say whether it is as noted.
+
+        All of it, and not samples: half a gibibyte takes half a second, and the server is to read it anyway.
 
         Args:
             name: The snapshot.
             tokens: How many it must have.
 
         Returns:
-            None if there is no snapshot that can be trusted; what cannot is removed.
+            Its note; None if there is no snapshot that can be trusted; what cannot is removed.
         """
-        path = self._path(name, "bin")
         try:
-            note = SnapshotNote.from_json(self._path(name, "json").read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError):
+            text = self._path(name, "json").read_text(encoding="utf-8")
+        except OSError:
             return None  # there is none, or another stack reads it just now
-        found = stamp(path)
+        except UnicodeDecodeError:
+            text = ""
+        note = SnapshotNote.from_json(text)
         if (
             note is None
-            or found is None
-            or note != SnapshotNote(tokens, found.size_bytes, found.modified_ns)
-            or not self._unlink(self._path(name, "json"))
+            or note.tokens != tokens
+            or not self._is_as_noted(name, note)
+            or self._digest(name) != note.digest
         ):
             self.remove(name)
             return None
         return note
 
+    def take(self, name: str) -> bool:
+        """
+        Take a snapshot's note away, in order to restore it; false if another stack has done so.
+        """
+        return self._unlink(self._path(name, "json"))
+
     def give_back(self, name: str, note: SnapshotNote) -> None:
         """
         Note that a snapshot is good, and was used now.
         """
+        if not self._is_as_noted(name, note):
+            return  # another stack has made it anew, and has a note for it
         path = self._path(name, "json")
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-        with contextlib.suppress(OSError):
-            draft.touch(mode=0o600)
-            draft.write_text(note.to_json(), encoding="utf-8")
-            draft.replace(path)
+        if not self._write(path, note.to_json()):
+            self._unlink(self._path(name, "bin"))  # the disk is full: without a note it would only take room
 
     def remove(self, name: str) -> None:
         """
@@ -106,26 +118,39 @@ class SnapshotFiles:
         self._unlink(self._path(name, "json"))
         self._unlink(self._path(name, "bin"))
 
-    def refuse(self, name: str, reason: str) -> None:
+    def refuse(self, name: str, reason: str) -> bool:
         """
-        Remove a snapshot and do not make it again for some days.
+        Remove a snapshot that failed.
+
+        Returns:
+            Whether it is not to be made again for some days, as it failed before.
         """
         self.remove(name)
-        path = self._path(name, "refused")
-        with contextlib.suppress(OSError):
-            path.touch(mode=0o600)
-            path.write_text(reason, encoding="utf-8")
+        before = self._refusal(name)
+        times = 1 if before is None else before.times + 1
+        self._write(self._path(name, "refused"), Refusal(times, reason).to_json())
+        return times >= REFUSED_AFTER
 
     def refusal(self, name: str) -> str | None:
         """
         Why a snapshot is not to be made.
         """
+        found = self._refusal(name)
+        return found.reason if found is not None and found.times >= REFUSED_AFTER else None
+
+    def absolve(self, name: str) -> None:
+        """
+        Forget failures: an answer has proved the snapshot.
+        """
+        self._unlink(self._path(name, "refused"))
+
+    def _refusal(self, name: str) -> Refusal | None:
         path = self._path(name, "refused")
         try:
             if time.time() - path.stat().st_mtime > REFUSED_FOR_S:
                 path.unlink()
                 return None
-            return path.read_text(encoding="utf-8")
+            return Refusal.from_json(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             return None
 
@@ -174,11 +199,12 @@ class SnapshotFiles:
         try:
             with path.open("r+b") as file:
                 os.fsync(file.fileno())  # before there is a note: after a power cut it must not vouch for empty blocks
+                digest = _digest_of(file)
             path.replace(self._path(name, "bin"))
         except OSError:  # on Windows another server may be reading it
             self._unlink(path)
             return None
-        return SnapshotNote(tokens, found.size_bytes, found.modified_ns)
+        return SnapshotNote(tokens, found.size_bytes, found.modified_ns, digest)
 
     def drop(self, draft: str) -> None:
         """
@@ -226,6 +252,29 @@ class SnapshotFiles:
         except OSError:
             return []
 
+    def _is_as_noted(self, name: str, note: SnapshotNote) -> bool:
+        found = stamp(self._path(name, "bin"))
+        return found is not None and (found.size_bytes, found.modified_ns) == (note.size_bytes, note.modified_ns)
+
+    def _digest(self, name: str) -> str | None:
+        try:
+            with self._path(name, "bin").open("rb") as file:
+                return _digest_of(file)
+        except OSError:
+            return None
+
+    def _write(self, path: Path, text: str) -> bool:
+        """Write a small file of ours, whole or not at all."""
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            draft.touch(mode=0o600)
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+        except OSError:
+            self._unlink(draft)
+            return False
+        return True
+
     def _path(self, name: str, ending: str) -> Path:
         return self.directory / f"{name}.{ending}"
 
@@ -236,6 +285,10 @@ class SnapshotFiles:
         except OSError:
             return False
         return True
+
+
+def _digest_of(file: BufferedIOBase) -> str:
+    return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def make_directory(path: Path) -> str | None:

@@ -4,6 +4,9 @@ The warm-up's better form: evaluates exactly the prefix, saves it, and restores 
 A restored slot has no checkpoint of its own, so the first request makes its first one where it starts: at the prefix's
 end, where every later conversation finds it.  That holds for one that was saved a moment ago too, so it is restored
 in the same process as well.  The server's word for a restore proves nothing: `kvstack.proving` waits for an answer.
+
+From the moment that a server is asked to do any of this until its first answer to a client, a snapshot is *on trial*:
+if the server dies in that time, the snapshot goes, and this stack makes no others.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from typing import Any, Literal, Protocol
 
 from kvstack.core.events import WarmupEnded
 from kvstack.llama.memory import MIB
-from kvstack.llama.snapshots import FileStamp, conversation_bytes, snapshot_bytes
+from kvstack.llama.snapshots import FileStamp, SnapshotNote, conversation_bytes, snapshot_bytes
 from kvstack.plan import Plan
-from kvstack.prefixes import NoSnapshot, Prefix, begins_with, find_prefix, server_files
+from kvstack.prefixes import NoSnapshot, Prefix, find_prefix, server_files
 from kvstack.prompt.dialects import Api, api_of
-from kvstack.prompt.warmup import WarmupRequest
+from kvstack.prompt.warmup import WarmupRequest, head_digest
 from kvstack.snapshotfiles import SnapshotFiles
 from kvstack.upstream import Props, Upstream
 
@@ -30,6 +33,30 @@ __all__ = ["Occupancy", "PrefixSnapshots"]
 
 PUSH_PROMPT = "zz"
 """Too short to be like anything: the server moves what its slot holds to the host prompt cache."""
+
+
+class Conversation(Protocol):
+    """
+    What is known of a client's conversation.
+    """
+
+    @property
+    def request(self) -> int:
+        """
+        Number of its newest request.
+        """
+
+    @property
+    def path(self) -> str:
+        """
+        That one's endpoint.
+        """
+
+    @property
+    def head(self) -> str | None:
+        """
+        Digest of what begins its prompt; None where that cannot be told.
+        """
 
 
 class Occupancy(Protocol):
@@ -42,9 +69,9 @@ class Occupancy(Protocol):
         Whether a slot may hold a client's conversation.
         """
 
-    def conversations(self) -> Sequence[tuple[int, WarmupRequest]]:
+    def conversations(self) -> Sequence[Conversation]:
         """
-        The newest request of each conversation, with its number.
+        The conversations that the server has seen, the newest first.
         """
 
     def quiet(self) -> AbstractAsyncContextManager[bool]:
@@ -79,6 +106,8 @@ class PrefixSnapshots:
         self._props = props
         self._occupancy = occupancy
         self._server_files: tuple[FileStamp, ...] = ()
+        self._on_trial: Prefix | None = None
+        self._failed = ""
         self._files: SnapshotFiles | None = None
         if plan.snapshot_dir is not None:
             self._files = SnapshotFiles(plan.snapshot_dir, plan.config.warmup.snapshots_max_mib * MIB)
@@ -87,7 +116,7 @@ class PrefixSnapshots:
         """
         Note what the server is started from.
         """
-        self.prefix = None
+        self.prefix = self._on_trial = None
         self._server_files = server_files(self._plan)
 
     async def warm_up(self, request: WarmupRequest) -> WarmupEnded:
@@ -106,12 +135,14 @@ class PrefixSnapshots:
         files = self._files
         if files is None:
             raise NoSnapshot(self._plan.no_snapshot)
+        if self._failed:
+            raise NoSnapshot(self._failed)
         prefix = await find_prefix(self._upstream, request, self._plan, self._props(), self._server_files)
         refusal = files.refusal(prefix.name)
         if refusal is not None:
             raise NoSnapshot(refusal)
         if self._occupancy.is_taken():
-            number = await self._find_conversation(prefix)
+            number = self._find_conversation(request)
             if number is not None:
                 return _ended(begun, prefix, detail=f"request {number} began with it, so it is in the cache already")
             await self._check_push()
@@ -122,27 +153,59 @@ class PrefixSnapshots:
         self.prefix = prefix
         return _ended(begun, prefix, evaluated, "restored" if restored else "saved")
 
-    def refuse(self, prefix: Prefix, reason: str) -> None:
+    def answered(self) -> None:
         """
-        Remove a snapshot that turned out not to hold, and do not make it again soon.
+        A client has an answer: what the server does from now on is no snapshot's fault.
+        """
+        self._on_trial = None
+
+    def proved(self, prefix: Prefix) -> None:
+        """
+        An answer has shown that the prefix is there.
         """
         if self._files is not None:
-            self._files.refuse(prefix.name, reason)
-        self.prefix = None
+            self._files.absolve(prefix.name)
+
+    def refuse(self, prefix: Prefix, reason: str) -> bool:
+        """
+        Remove a snapshot that failed; this stack makes no others.
+
+        Returns:
+            Whether the next stacks do not for some days either, as it was not the first time.
+        """
+        self.prefix = self._on_trial = None
+        self._failed = reason
+        return self._files is not None and self._files.refuse(prefix.name, reason)
+
+    def blame(self) -> str | None:
+        """
+        The server has died: remove the snapshot that was on trial.
+
+        Returns:
+            What happened, for a person; None if there was none.
+        """
+        prefix = self._on_trial
+        if prefix is None:
+            return None
+        reason = "llama-server died with a prefix snapshot, before it had answered anybody"
+        self.refuse(prefix, reason)
+        return reason
 
     # A conversation in the slot
 
-    async def _find_conversation(self, prefix: Prefix) -> int | None:
+    def _find_conversation(self, request: WarmupRequest) -> int | None:
         """
         Which request of a conversation begins with the prefix.
 
         To fill the slot would be of no use then, and cost that conversation all that stands behind the prefix: with the
         prefix in its slot the server does not look into the host prompt cache.
         """
-        for number, request in self._occupancy.conversations():
-            if api_of(request.path) is not Api.CHAT:
-                raise NoSnapshot(f"whether request {number} ({request.path}) begins with the prefix, cannot be told")
-            if await begins_with(self._upstream, request, prefix):
+        head = head_digest(request.body)
+        for conversation in self._occupancy.conversations():
+            number, path = conversation.request, conversation.path
+            if api_of(path) is not Api.CHAT:
+                raise NoSnapshot(f"whether request {number} ({path}) begins with the prefix, cannot be told")
+            if conversation.head is not None and conversation.head == head:
                 return number
         return None
 
@@ -177,20 +240,28 @@ class PrefixSnapshots:
     # The slot and the file
 
     async def _restore(self, files: SnapshotFiles, prefix: Prefix) -> bool:
-        note = files.take(prefix.name, len(prefix.tokens))
+        note = await asyncio.to_thread(files.check, prefix.name, len(prefix.tokens))
         if note is None:
             return False
         async with self._occupancy.quiet() as quiet:
             if not quiet:
-                files.give_back(prefix.name, note)
                 raise NoSnapshot("a request is being served")
             await self._push()
-            said = await self._slot("restore", files.file_name(prefix.name))
-        if (said.get("n_restored"), said.get("n_read")) != (note.tokens, note.size_bytes):
+            if not files.take(prefix.name):
+                return False
+            self._on_trial = prefix
+            try:
+                said = await self._slot("restore", files.file_name(prefix.name))
+            except (asyncio.CancelledError, NoSnapshot):
+                files.give_back(prefix.name, note)  # a stop in this moment; if the server died, `blame` removes it
+                raise
+            if _is_restored(said, note):
+                files.give_back(prefix.name, note)
+                return True
             files.remove(prefix.name)
+            if "error" not in said:
+                await self._slot("erase", "")  # nobody knows what it has put there
             return False
-        files.give_back(prefix.name, note)
-        return True
 
     async def _make(self, files: SnapshotFiles, prefix: Prefix) -> int:
         """Evaluate the prefix, save it, and restore it; say how many tokens were evaluated."""
@@ -201,6 +272,7 @@ class PrefixSnapshots:
             raise NoSnapshot(f"it would take {size // MIB:,} MiB, more than warmup.snapshots_max_mib")
         if not files.has_room(size):
             raise NoSnapshot(f"there is no room for {size // MIB:,} MiB in {files.directory}")
+        self._on_trial = prefix
         request: dict[str, Any] = {"prompt": list(prefix.tokens)}
         if self._occupancy.is_taken():
             async with self._occupancy.quiet() as quiet:
@@ -226,6 +298,7 @@ class PrefixSnapshots:
         except OSError as error:
             raise NoSnapshot(f"{files.directory}: {error.strerror or error}") from None
         try:
+            self._on_trial = prefix
             said = await self._slot("save", draft)
             if said.get("n_saved") != len(prefix.tokens):
                 raise NoSnapshot(said.get("error") or "a request came in between")
@@ -237,14 +310,18 @@ class PrefixSnapshots:
         if note is None:
             raise NoSnapshot(f"it could not be written whole to {files.directory}")
         said = await self._slot("restore", files.file_name(prefix.name))
-        if (said.get("n_restored"), said.get("n_read")) != (note.tokens, note.size_bytes):
+        if not _is_restored(said, note):
             files.remove(prefix.name)
+            if "error" not in said:
+                await self._slot("erase", "")
             raise NoSnapshot(said.get("error") or "the server did not restore what it had saved")
         files.give_back(prefix.name, note)
 
     async def _slot(self, action: str, file_name: str) -> dict[str, Any]:
         """What the server says; an error as its text at `error`."""
         answer = await self._upstream.request("POST", f"/slots/0?action={action}", {"filename": file_name})
+        if answer.status == 503:  # it was started again meanwhile: that says nothing of the file
+            raise NoSnapshot("the server is being loaded")
         with contextlib.suppress(ValueError):
             data: Any = json.loads(answer.body)
             if isinstance(data, dict):
@@ -265,6 +342,10 @@ class PrefixSnapshots:
             return evaluated + int(timings["cache_n"]), evaluated
         except (ValueError, KeyError, TypeError):
             raise NoSnapshot(f"the server does not evaluate a raw prompt: HTTP {answer.status}") from None
+
+
+def _is_restored(said: dict[str, Any], note: SnapshotNote) -> bool:
+    return (said.get("n_restored"), said.get("n_read")) == (note.tokens, note.size_bytes)
 
 
 def _ended(

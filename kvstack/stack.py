@@ -19,7 +19,6 @@ from typing import TypeVar
 import kvstack
 from kvstack.bus import Bus, Subscription
 from kvstack.core.events import (
-    AnswerSeen,
     Event,
     LogFactSeen,
     LogLineSeen,
@@ -76,9 +75,9 @@ class Stack:
         server = ServerView(url=config.upstream_url, is_attached=config.attached)
         self.bus = Bus(Snapshot(config.name, config.proxy_url, server=server))
         self._upstream = Upstream(config.upstream_url, config.server.api_key)
-        self._gate = Gate(self.bus)
+        self._gate = Gate(self.bus, remembers=plan.snapshot_dir is not None)
         self._snapshots = PrefixSnapshots(plan, self._upstream, lambda: self._verifier.props, self._gate)
-        self._prover = Prover(self._upstream, self._snapshots, self.bus.publish)
+        self._prover = Prover(self._upstream, self._snapshots, self.bus)
         self._forward = Forward(
             self._upstream,
             self._strip,
@@ -276,6 +275,7 @@ class Stack:
             release_upstream=self._release_upstream,
             spawned=self._spawned,
             busy=self._busy,
+            blame=self._snapshots.blame,
         )
 
     def _spawned(self, identity: ProcessIdentity) -> None:
@@ -348,8 +348,7 @@ class Stack:
 
     def _publish_traffic(self, event: Event) -> None:
         self.bus.publish(event)
-        if isinstance(event, AnswerSeen):
-            self._prover.answered(event)
+        self._prover.seen(event)
 
     def _strip(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
         return apply_rules(body, path, self._plan.rules, self._memory, headers, self._verifier.props.chat_template)

@@ -3,7 +3,8 @@ Prefix snapshots: an evaluated prefix as a file that a later llama-server restor
 
 The server believes whatever file it is given.  One of another model or cache type would fill the slot with nonsense
 that no figure shows, so a snapshot's name is a digest of everything that its content depends on, and what has changed
-has no snapshot.  Nor does it check a file's length: a shortened one ends some builds, so the length is noted beside it.
+has no snapshot.  Nor does it check a file's content: a shortened one ends some builds, and one with other bytes fills
+the slot with nonsense, so length, time and a digest of the content are noted beside it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "NAME_PREFIX",
     "FileStamp",
     "Identity",
+    "Refusal",
     "SnapshotNote",
     "arguments_that_matter",
     "conversation_bytes",
@@ -139,17 +141,19 @@ class Identity:
 @dataclass(frozen=True, slots=True)
 class SnapshotNote:
     """
-    What is noted beside a snapshot: one without a note, or of another length or time, is not restored.
+    What is noted beside a snapshot: one without a note, or that is not as noted, is not restored.
 
     Attributes:
         tokens: How many the prefix has.
         size_bytes: Length of the file.
         modified_ns: When it was written, in nanoseconds since the epoch.
+        digest: Of its content.
     """
 
     tokens: int
     size_bytes: int
     modified_ns: int
+    digest: str
 
     def to_json(self) -> str:
         """
@@ -167,7 +171,40 @@ class SnapshotNote:
             values = {field.name: data[field.name] for field in fields(cls)}
         except (ValueError, KeyError, TypeError):
             return None
-        return cls(**values) if all(type(value) is int for value in values.values()) else None
+        is_whole = all(type(values[name]) is int for name in ("tokens", "size_bytes", "modified_ns"))
+        return cls(**values) if is_whole and isinstance(values["digest"], str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """
+    What is noted when a snapshot failed: after the second time it is left alone for some days.
+
+    Attributes:
+        times: How often that was.
+        reason: Why, the last time.
+    """
+
+    times: int
+    reason: str
+
+    def to_json(self) -> str:
+        """
+        Its text.
+        """
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Refusal | None:
+        """
+        Read its text; None if it is none.
+        """
+        try:
+            data: Any = json.loads(text)
+            times, reason = data["times"], data["reason"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        return cls(times, reason) if type(times) is int and isinstance(reason, str) else None
 
 
 def arguments_that_matter(argv: Sequence[str], capabilities: Capabilities) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ failed     the same, and there will be no other
 A child that dies before the stack was ready for the first time is not started again: nobody has been served yet, a
 person is waiting, and what is wrong (a bad model, a bad flag, a port in use) would be wrong again.  After that, each
 death takes one restart from the budget `max_restarts`; a server that was ready for `HEALTHY_RUN_S` gives it back.
+A death that is not the server's own fault, as with a prefix snapshot in it, is none of these: the next start is another
+one.
 
 Attached to a server that is somebody else's, nothing is spawned or stopped and no budget counts: while it is away the
 stack is in `backoff`, and when it comes back it is warmed again.
@@ -194,6 +196,14 @@ class Supervisor:
             self._go(State.STARTING, reason)
             death = await self._one_child(launch, run)
             self._waiting.check_stop()
+            blamed = self._hooks.blame()
+            if blamed is not None:
+                reason = f"{blamed}: started again without it"
+                self._notice("warning", f"{reason} ({death.brief})" if death.brief else reason)
+                self._go(State.BACKOFF, reason)
+                await self._waiting.unless_stopped(self._waiting.nap(backoff_s(1)))
+                self.restarts += 1
+                continue
             if not self._was_ready:
                 raise StartFailed(death.what, death.fact, death.next_step)
             ready_s = self._ready_for_s()
@@ -263,6 +273,7 @@ class Supervisor:
             await self._during(child, observer, self._hooks.verify(child.pid))
             self._go(State.WARMING, "the prefix is being evaluated")
             await self._during(child, observer, self._hooks.warm())
+            await self._during(child, observer, self._until_healthy())  # one that died of it was never ready
             self._was_ready = True
             self._ready_at_s = self._clock()
             self._go(State.READY, "serving")

@@ -12,6 +12,7 @@ turn begins: `boundary` finds that place in the tokens of two renderings that di
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ __all__ = [
     "boundary",
     "from_recording",
     "from_system_prompt",
+    "head_digest",
     "shared_tokens",
     "with_user_text",
 ]
@@ -53,6 +55,31 @@ _ANSWER_KEYS = frozenset(
         "return_progress",
         "previous_response_id",
         "background",
+    }
+)
+# Nor do these change how the prompt is rendered; of what is not known it is taken that it does.
+_SAMPLING_KEYS = frozenset(
+    {
+        "model",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "frequency_penalty",
+        "presence_penalty",
+        "repeat_penalty",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "safety_identifier",
+        "cache_prompt",
     }
 )
 
@@ -126,6 +153,25 @@ def from_recording(text: str, path: str | None = None, user_text: str = USER_TEX
     if isinstance(cut, Problem):
         return cut
     return WarmupRequest(target, _encoded(cut), headers)
+
+
+def head_digest(body: bytes) -> str | None:
+    """
+    Digest of what begins a chat request's prompt: two requests that share it have the same prefix.
+
+    Args:
+        body: A chat completion.
+
+    Returns:
+        None if it is none.
+    """
+    try:
+        data = json.loads(body)
+        kept = {key: value for key, value in data.items() if key not in _ANSWER_KEYS | _SAMPLING_KEYS}
+        kept["messages"] = _leading(kept["messages"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
