@@ -5,6 +5,8 @@ Clients' requests wait while a warm-up fills the slot.
 from __future__ import annotations
 
 import asyncio
+import json
+import pickle
 
 import pytest
 
@@ -14,6 +16,7 @@ from kvstack.core.events import RequestEnded, RequestForwarded, RequestReceived,
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import Snapshot
 from kvstack.gate import Gate
+from kvstack.prompt.warmup import head_digest
 
 
 def received(number: int, conversation: str | None = None) -> RequestReceived:
@@ -72,16 +75,41 @@ async def test_before_anybody_is_served_there_is_nothing_to_hold_back(bus: Bus) 
         assert gate.is_open
 
 
-async def test_the_newest_request_of_each_conversation_is_kept(bus: Bus) -> None:
+CHAT = "/v1/chat/completions"
+
+
+def body(system: str, user: str) -> bytes:
+    """A chat request."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return json.dumps({"messages": messages}).encode()
+
+
+async def test_the_conversations_are_remembered_by_what_their_prompts_begin_with(bus: Bus) -> None:
     """Newest first, bounded, of this run alone."""
     gate = Gate(bus)
     for number in range(1, 40):
         bus.publish(received(number, f"c{number % 30}"))
-        gate.sent(number, "/v1/chat/completions", str(number).encode())
+        gate.sent(number, CHAT, body("S", str(number)))
     kept = gate.conversations()
-    assert [number for number, _ in kept] == list(range(39, 23, -1))
-    assert kept[0][1].body == b"39"
-    gate.sent(40, "/v1/chat/completions", b"x" * (gate_module.BODY_BYTES_KEPT + 1))
-    assert gate.conversations()[0][0] == 39
+    assert [conversation.request for conversation in kept] == list(range(39, 23, -1))
+    assert {conversation.head for conversation in kept} == {head_digest(body("S", "Hi"))}
+    gate.sent(40, CHAT, body("other", "Hi"))
+    assert gate.conversations()[0].head not in {None, kept[0].head}
+    gate.sent(41, "/v1/responses", body("S", "Hi"))
+    assert gate.conversations()[0].head is None
+    gate.sent(42, CHAT, body("S", "x" * gate_module.HEAD_BYTES))
+    assert gate.conversations()[0].head is None
     bus.publish(ServerSpawned(3.0, 2, ("llama-server",)))
     assert gate.conversations() == []
+
+
+async def test_nothing_that_was_said_is_kept(bus: Bus) -> None:
+    """`proxy.keep_bodies` is none by default; where nobody will ask, not even digests are."""
+    gate, forgetful = Gate(bus), Gate(bus, remembers=False)
+    for one in (gate, forgetful):
+        one.sent(1, CHAT, body("the system text", "the secret"))
+    kept = pickle.dumps(gate.conversations())
+    assert b"secret" not in kept
+    assert b"system text" not in kept
+    assert len(gate.conversations()) == 1
+    assert forgetful.conversations() == []

@@ -4,6 +4,7 @@ The files of prefix snapshots: noted, bounded, never trusted.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -59,14 +60,18 @@ def test_a_snapshot_is_taken_once(tmp_path: Path) -> None:
     """While a server reads it, it has no note: whoever dies of it does not find it again."""
     files = SnapshotFiles(tmp_path, 1000)
     note = written(files)
-    assert files.take(NAME, 7) == note
-    assert files.take(NAME, 7) is None
+    assert files.check(NAME, 7) == note
+    assert files.take(NAME)
+    assert files.check(NAME, 7) is None
+    assert not files.take(NAME)
     assert left(files) == [".bin"]
     files.give_back(NAME, note)
-    assert files.take(NAME, 7) == note
+    assert files.check(NAME, 7) == note
 
 
-@pytest.mark.parametrize("damage", ["shorter", "longer", "gone", "touched", "other tokens", "no note"])
+@pytest.mark.parametrize(
+    "damage", ["shorter", "longer", "gone", "touched", "other tokens", "no note", "no text", "one bit"]
+)
 def test_a_snapshot_that_is_not_as_noted_is_removed(damage: str, tmp_path: Path) -> None:
     """A server may die of it."""
     files = SnapshotFiles(tmp_path, 1000)
@@ -85,7 +90,12 @@ def test_a_snapshot_that_is_not_as_noted_is_removed(damage: str, tmp_path: Path)
             os.utime(path, ns=(note.modified_ns + 1, note.modified_ns + 1))
         case "no note":
             (tmp_path / f"{NAME}.json").write_text("{", encoding="utf-8")
-    assert files.take(NAME, 8 if damage == "other tokens" else 7) is None
+        case "no text":
+            (tmp_path / f"{NAME}.json").write_bytes(b"\xff")
+        case "one bit":
+            path.write_bytes(b"x" * 57 + b"y" + b"x" * 42)
+            os.utime(path, ns=(note.modified_ns, note.modified_ns))
+    assert files.check(NAME, 8 if damage == "other tokens" else 7) is None
     assert left(files) == []
 
 
@@ -110,21 +120,61 @@ def test_two_stacks_that_make_the_same_do_not_disturb_each_other(tmp_path: Path)
     second = other.accept(drafts[1], NAME, 7, 200)
     assert first is not None
     assert second is not None
-    one.give_back(NAME, first)
-    assert other.take(NAME, 7) is None  # the note is of the file that was replaced
+    one.give_back(NAME, first)  # too late: that file was replaced
+    assert left(other) == [".bin"]
     other.give_back(NAME, second)
-    assert left(other) == [".json"]
+    assert other.check(NAME, 7) == second
 
 
-def test_a_refusal_is_kept_for_some_days(tmp_path: Path) -> None:
-    """What did not hold is not made again at each start, but not for ever."""
+def test_the_second_failure_is_kept_for_some_days(tmp_path: Path) -> None:
+    """The first one may be a chance; what fails again is not made at each start, but not for ever."""
     files = SnapshotFiles(tmp_path, 1000)
     written(files)
-    files.refuse(NAME, "it did not hold")
+    assert not files.refuse(NAME, "it did not hold")
     assert left(files) == [".refused"]
-    assert files.refusal(NAME) == "it did not hold"
+    assert files.refusal(NAME) is None
+    written(files)
+    assert files.refuse(NAME, "it did not hold again")
+    assert left(files) == [".refused"]
+    assert stat.S_IMODE((tmp_path / f"{NAME}.refused").stat().st_mode) == 0o600 or sys.platform == "win32"
+    assert files.refusal(NAME) == "it did not hold again"
+    assert files.refusal(f"{NAME_PREFIX}{'b' * 32}") is None  # of another model, binary, flag or prompt
     age(tmp_path / f"{NAME}.refused", 8 * 24 * HOUR_S)
     assert files.refusal(NAME) is None
+    assert left(files) == []
+
+
+@pytest.mark.parametrize("text", ["", "it did not hold", "[]", '{"times": "2", "reason": "x"}', '{"times": 2}'])
+def test_a_refusal_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
+    """Whatever stands there, a start goes on."""
+    files = SnapshotFiles(tmp_path, 1000)
+    (tmp_path / f"{NAME}.refused").write_text(text, encoding="utf-8")
+    assert files.refusal(NAME) is None
+    assert not files.refuse(NAME, "x")
+
+
+def test_a_proof_makes_good_for_a_failure(tmp_path: Path) -> None:
+    """Two failures with a proof between them are one and one."""
+    files = SnapshotFiles(tmp_path, 1000)
+    assert not files.refuse(NAME, "x")
+    files.absolve(NAME)
+    assert left(files) == []
+    assert not files.refuse(NAME, "x")
+
+
+def test_a_snapshot_whose_note_cannot_be_written_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was filled by it, perhaps."""
+
+    def full(path: Path, text: str, encoding: str) -> int:
+        raise OSError(errno.ENOSPC, f"{path}: {len(text)} more in {encoding}")
+
+    files = SnapshotFiles(tmp_path, 1000)
+    draft = files.begin(NAME)
+    (tmp_path / draft).write_bytes(b"x" * 100)
+    note = files.accept(draft, NAME, 7, 100)
+    assert note is not None
+    monkeypatch.setattr(Path, "write_text", full)
+    files.give_back(NAME, note)
     assert left(files) == []
 
 
@@ -160,7 +210,8 @@ def test_a_directory_that_cannot_be_made_is_a_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     assert make_directory(tmp_path / "file" / "b") is not None
     files = SnapshotFiles(tmp_path / "none", 1000)
-    assert files.take(NAME, 7) is None
+    assert files.check(NAME, 7) is None
+    assert not files.take(NAME)
     assert files.refusal(NAME) is None
     assert not files.has_room(0)
     files.tidy(NAME)

@@ -151,7 +151,15 @@ def test_an_answer_proves_it_up_to_four_tokens() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"tokens": 1, "size_bytes": 2}', '{"tokens": 1, "size_bytes": "2", "modified_ns": 3}'],
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"tokens": 1, "size_bytes": 2, "modified_ns": 3}',
+        '{"tokens": 1, "size_bytes": "2", "modified_ns": 3, "digest": "4"}',
+        '{"tokens": 1, "size_bytes": 2, "modified_ns": 3, "digest": 4}',
+    ],
 )
 def test_what_is_no_note_is_none(text: str) -> None:
     """A note that was cut off is no note."""
@@ -160,6 +168,7 @@ def test_what_is_no_note_is_none(text: str) -> None:
 
 def test_a_note_can_be_read_again() -> None:
     """Fields of a later kvstack are passed over."""
-    note = SnapshotNote(1, 2, 1_700_000_000_123_456_789)
+    note = SnapshotNote(1, 2, 1_700_000_000_123_456_789, "4")
     assert SnapshotNote.from_json(note.to_json()) == note
-    assert SnapshotNote.from_json('{"tokens": 1, "size_bytes": 2, "modified_ns": 3, "x": 4}') == SnapshotNote(1, 2, 3)
+    text = '{"tokens": 1, "size_bytes": 2, "modified_ns": 3, "digest": "4", "x": 5}'
+    assert SnapshotNote.from_json(text) == SnapshotNote(1, 2, 3, "4")

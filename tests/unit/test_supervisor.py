@@ -43,6 +43,7 @@ class World:
         self.log: list[str] = []
         self.terms_needed: int | None = 1
         self.cuts_off = False
+        self.blames: list[str] = []
         hooks = Hooks(
             publish=self.events.append,
             output=lambda data, run: None,
@@ -52,6 +53,7 @@ class World:
             release_upstream=self._release,
             spawned=self._spawned,
             busy=self._busy,
+            blame=lambda: self.blames.pop() if self.blames else None,
         )
         self.raw_log = Nowhere()
         self.supervisor = Supervisor(
@@ -220,6 +222,57 @@ async def test_death_while_warming() -> None:
         with pytest.raises(StartFailed, match="crashed"):
             await task
     assert world.states[-2:] == [State.WARMING, State.FAILED]
+
+
+@pytest.mark.parametrize("state", [State.WARMING, State.READY])
+async def test_a_death_that_was_something_elses_fault_does_not_count(state: State) -> None:
+    """The next start is another one: the first has not failed, and no restart is used up; the next death counts."""
+    world = World()
+    world.warm_s = 100 if state is State.WARMING else 0
+    async with world.running() as task:
+        await world.wait(1)
+        assert world.supervisor.state is state
+        world.blames = ["it died of a snapshot"]
+        world.children[0].die(-11)
+        await world.settle()
+        assert world.supervisor.state is State.BACKOFF
+        assert "it died of a snapshot" in world.notices[-1]
+        world.warm_s = 0
+        await world.wait(1.5)
+        assert world.supervisor.state is State.READY
+        assert world.supervisor.restarts == 1
+        world.children[1].die(-11)
+        await world.settle()
+        assert "restart 1 of 3" in world.reason
+        assert not task.done()
+
+
+async def test_a_stop_is_not_somebodys_fault() -> None:
+    """Nobody is blamed for a server that ends because it was asked to."""
+    world = World()
+    world.blames = ["x"]
+    async with world.running() as task:
+        await world.wait(1)
+        world.supervisor.stop("asked")
+        await world.wait(1)
+        assert task.done()
+    assert world.blames == ["x"]
+
+
+async def test_a_server_that_died_of_its_warm_up_was_never_ready() -> None:
+    """The warm-up's connection breaks before the child's end is seen: no moment of service in between."""
+    world = World()
+    world.warm_s = 5
+    async with world.running() as task:
+        await world.wait(1)
+        world.health = Health.REFUSED
+        await world.wait(5)
+        assert world.supervisor.state is State.WARMING
+        world.children[0].die(-6)
+        await world.settle()
+        with pytest.raises(StartFailed):
+            await task
+    assert State.READY not in world.states
 
 
 async def test_budget_is_used_up() -> None:
