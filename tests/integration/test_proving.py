@@ -239,7 +239,7 @@ async def test_failures_are_counted_until_a_proof(tmp_path: Path) -> None:
     """The first one is told, and the next start makes it anew; after a proof the count begins again."""
     async with rig(tmp_path) as made:
         assert await made.turn(SYSTEM, 0) == [False]
-        assert "the next start makes it anew" in made.life.bus.snapshot.notices[-1].text
+        assert "the next start makes it anew" in made.life.bus.snapshot.notices[-1][2]
         assert "request 1 found 0 of its 17 tokens cached" in made.life.bus.snapshot.warmup.detail
         with pytest.raises(NoSnapshot, match="did not hold"):
             await made.snapshots.warm_up(WarmupRequest(CHAT, b"{}"))
@@ -248,7 +248,7 @@ async def test_failures_are_counted_until_a_proof(tmp_path: Path) -> None:
     for next_time in ("the next start makes it anew", "for some days the chat form is used"):
         async with rig(tmp_path) as made:
             assert await made.turn(SYSTEM, 0) == [False]
-            assert next_time in made.life.bus.snapshot.notices[-1].text
+            assert next_time in made.life.bus.snapshot.notices[-1][2]
     assert made.files.refusal(PREFIX.name) is not None
 
 

@@ -4,6 +4,7 @@ Prefix snapshots on real servers: made at the first start, restored at the next 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -76,7 +77,7 @@ def test_a_second_start_restores_the_prefix_and_every_new_conversation_finds_it(
 ) -> None:
     """Cold start: evaluated and saved; next start: restored; both: only the user's text is new, three times."""
     config = {**server_config(llama_server, model_path[kind]), "parallel": parallel}
-    for start, how in enumerate(("saved", "restored", "restored")):
+    for start, how in enumerate(("saved", "restored")):
         with run_stack(tmp_path, config, warmup=recording) as stack:
             warmup = stack.status()["warmup"]
             assert (warmup["outcome"], warmup["snapshot"], warmup["is_proved"]) == ("done", how, False)
@@ -105,60 +106,68 @@ def test_a_second_start_restores_the_prefix_and_every_new_conversation_finds_it(
         assert len(list(snapshot_dir().iterdir())) == 2
 
 
-@pytest.mark.parametrize("change", ["prompt", "model time", "context", "cache type", "template", "slots"])
 def test_whatever_changes_the_cache_has_no_snapshot(
-    change: str, llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+    llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A snapshot of something else would fill the slot with nonsense: it is made anew."""
+    """A snapshot of something else would fill the slot with nonsense: it is made anew, after each change."""
     model = tmp_path / "model.gguf"
     shutil.copy(model_path["hybrid"], model)
     config = server_config(llama_server, model)
-    with run_stack(tmp_path, config, warmup=recording) as stack:
-        assert stack.status()["warmup"]["snapshot"] == "saved"
-    match change:
-        case "prompt":
-            body = OpenClaw(session=7).ask("x")
-            body["messages"][0]["content"] = "Another beginning. " + body["messages"][0]["content"]
-            Path(recording["request_file"]).write_text(json.dumps(body), encoding="utf-8")
-        case "model time":
-            os.utime(model, (1_700_000_000, 1_700_000_000))
-        case "context":
-            config["ctx_size"] = 30_000
-        case "cache type":
-            config |= {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "flash_attn": "on"}
-        case "template":
-            template = tmp_path / "template.jinja"
-            text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-            template.write_text(text + "<|im_start|>assistant\n", encoding="utf-8")
-            config["extra_args"] = ["--chat-template-file", str(template)]
-        case "slots":
-            config["parallel"] = 2
-    with run_stack(tmp_path, config, warmup=recording) as stack:
-        warmup = stack.status()["warmup"]
-        assert warmup["snapshot"] == "saved"
-        assert warmup["evaluated_tokens"] == warmup["boundary_tokens"]
-    assert len(files()) == 2
+    changes = ("nothing", "prompt", "model time", "context", "cache type", "template", "slots")
+    for change in changes:
+        match change:
+            case "prompt":
+                body = OpenClaw(session=7).ask("x")
+                body["messages"][0]["content"] = "Another beginning. " + body["messages"][0]["content"]
+                Path(recording["request_file"]).write_text(json.dumps(body), encoding="utf-8")
+            case "model time":
+                os.utime(model, (1_700_000_000, 1_700_000_000))
+            case "context":
+                config["ctx_size"] = 30_000
+            case "cache type":
+                config |= {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "flash_attn": "on"}
+            case "template":
+                template = tmp_path / "template.jinja"
+                text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+                template.write_text(text + "<|im_start|>assistant\n", encoding="utf-8")
+                config["extra_args"] = ["--chat-template-file", str(template)]
+            case "slots":
+                config["parallel"] = 2
+        with run_stack(tmp_path, config, warmup=recording) as stack:
+            warmup = stack.status()["warmup"]
+            assert (change, warmup["snapshot"]) == (change, "saved")
+            assert warmup["evaluated_tokens"] == warmup["boundary_tokens"]
+    assert len(files()) == len(changes)
 
 
-@pytest.mark.parametrize("damage", ["shortened", "emptied", "overwritten", "no note", "read and died"])
+def overwrite(position: int, data: bytes, *, vouch: bool) -> None:
+    """Change a snapshot in place, its length and time as they were; *vouch*: its note shall fit all the same."""
+    (snapshot,), (path,) = files(), files(".json")
+    status = snapshot.stat()
+    content = bytearray(snapshot.read_bytes())
+    content[position : position + len(data)] = data
+    snapshot.write_bytes(content)
+    os.utime(snapshot, ns=(status.st_atime_ns, status.st_mtime_ns))
+    if vouch:
+        note = json.loads(path.read_text(encoding="utf-8"))
+        note["digest"] = hashlib.blake2b(content).hexdigest()
+        path.write_text(json.dumps(note), encoding="utf-8")
+
+
+@pytest.mark.parametrize("damage", ["one byte", "no note"])
 def test_a_damaged_snapshot_is_made_anew(
     damage: str, llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A newer server dies of a shortened file, so it must never see one."""
+    """No server would notice a byte, and newer ones die of a shortened file: they never see one."""
     config = server_config(llama_server, model_path["dense"])
     with run_stack(tmp_path, config, warmup=recording):
         pass
     (snapshot,), (note,) = files(), files(".json")
     size = snapshot.stat().st_size
-    match damage:
-        case "shortened":
-            os.truncate(snapshot, size // 2)
-        case "emptied":
-            os.truncate(snapshot, 0)
-        case "overwritten":
-            snapshot.write_bytes(b"\0" * size)
-        case "no note" | "read and died":
-            note.unlink()
+    if damage == "no note":  # whoever read it last has died
+        note.unlink()
+    else:
+        overwrite(size // 2, bytes([snapshot.read_bytes()[size // 2] ^ 64]), vouch=False)
     with run_stack(tmp_path, config, warmup=recording) as stack:
         status = stack.status()
         assert (status["warmup"]["outcome"], status["warmup"]["snapshot"]) == ("done", "saved")
@@ -172,45 +181,68 @@ def test_a_damaged_snapshot_is_made_anew(
 def test_a_snapshot_that_the_server_refuses_is_removed(
     llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Right length and time, but not the content: the server says no, and the prefix is evaluated."""
+    """All as noted, but the server says no: the prefix is evaluated."""
     config = server_config(llama_server, model_path["dense"])
     with run_stack(tmp_path, config, warmup=recording):
         pass
-    (snapshot,) = files()
-    status = snapshot.stat()
-    data = bytearray(snapshot.read_bytes())
-    data[:4] = b"none"
-    snapshot.write_bytes(data)
-    os.utime(snapshot, ns=(status.st_atime_ns, status.st_mtime_ns))
+    overwrite(0, b"none", vouch=True)
     with run_stack(tmp_path, config, warmup=recording) as stack:
         assert stack.status()["warmup"]["snapshot"] == "saved"
 
 
-def test_a_server_that_dies_of_a_snapshot_does_not_die_of_it_again(
+def test_no_start_fails_of_a_snapshot(
     llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Half a file with a note that fits: newer builds end there, older ones say no; the next start evaluates."""
-    config = server_config(llama_server, model_path["dense"])
+    """Half a file with a note that fits: newer builds end there, older ones say no; both are ready, and warm."""
+    config = {**server_config(llama_server, model_path["dense"]), "max_restarts": 0}
     with run_stack(tmp_path, config, warmup=recording):
         pass
     (snapshot,), (path,) = files(), files(".json")
     note = json.loads(path.read_text(encoding="utf-8"))
     size = note["size_bytes"] // 2
     os.truncate(snapshot, size)
-    note |= {"size_bytes": size, "modified_ns": snapshot.stat().st_mtime_ns}
+    digest = hashlib.blake2b(snapshot.read_bytes()).hexdigest()
+    note |= {"size_bytes": size, "modified_ns": snapshot.stat().st_mtime_ns, "digest": digest}
     path.write_text(json.dumps(note), encoding="utf-8")
-    with run_stack(tmp_path, config, ready=False, warmup=recording) as stack:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and stack.process.poll() is None:
-            if files(".json") and snapshot.stat().st_size > size:
-                break  # this one said no, and has made it anew
-            time.sleep(0.1)
-    for how in ({"saved", "restored"}, {"restored"}):
-        with run_stack(tmp_path, config, warmup=recording) as stack:
-            status = stack.status()
-            assert (status["warmup"]["outcome"], status["restarts"]) == ("done", 0)
-            assert status["warmup"]["snapshot"] in how
-    assert files()[0].stat().st_size > size
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        status = stack.status()
+        died = status["restarts"] == 1
+        assert (status["warmup"]["outcome"], status["warmup"]["snapshot"]) == ("done", None if died else "saved")
+        assert any("died with a prefix snapshot" in notice["text"] for notice in status["notices"]) == died
+        assert ("died with a prefix snapshot" in status["warmup"]["detail"]) == died
+        assert len(files()) == (0 if died else 1)
+        cached, _, _ = first_turn(stack, 1, WORDS[0])
+        assert cached >= status["warmup"]["boundary_tokens"] - 4
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        assert stack.status()["warmup"]["snapshot"] == ("saved" if died else "restored")
+
+
+def wait_until_restarted(stack: RunningStack) -> dict[str, Any]:
+    """Wait until the server was started again."""
+    deadline = time.monotonic() + 30
+    status = stack.status()
+    while time.monotonic() < deadline and (status["restarts"] == 0 or status["state"] != "ready"):
+        time.sleep(0.05)
+        status = stack.status()
+    return status
+
+
+def test_a_server_that_dies_before_its_first_answer_is_started_again_without_the_snapshot(
+    llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """Perhaps it died of that; so it is no restart that counts, and there is none to spare here."""
+    config = {**server_config(llama_server, model_path["dense"]), "max_restarts": 0}
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        boundary = stack.status()["warmup"]["boundary_tokens"]
+        psutil.Process(stack.status()["server"]["pid"]).kill()
+        status = wait_until_restarted(stack)
+        assert (status["warmup"]["outcome"], status["warmup"]["snapshot"]) == ("done", None)
+        assert "died with a prefix snapshot, before it had answered anybody" in status["warmup"]["detail"]
+        assert files() == []
+        cached, _, _ = first_turn(stack, 1, WORDS[0])
+        assert cached >= boundary - 4
+        psutil.Process(status["server"]["pid"]).kill()  # and this one counts
+        assert stack.process.wait(30) == 5
 
 
 @pytest.mark.parametrize(
@@ -359,36 +391,43 @@ def test_a_model_that_was_replaced_while_it_is_served_has_no_snapshot(
 def test_a_restart_after_a_death_restores_too(
     llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The prefix is back before the first request after it."""
+    """The server had answered, so it did not die of the snapshot: the prefix is back before the next request."""
     with run_stack(tmp_path, server_config(llama_server, model_path["hybrid"]), warmup=recording) as stack:
         first = stack.status()
+        first_turn(stack, 1, WORDS[0])
+        assert wait_until_proved(stack)["is_proved"]
         psutil.Process(first["server"]["pid"]).kill()
-        deadline = time.monotonic() + 30
-        status = first
-        while time.monotonic() < deadline and (status["restarts"] == 0 or status["state"] != "ready"):
-            time.sleep(0.1)
-            status = stack.status()
-        assert status["warmup"]["snapshot"] == "restored"
-        cached, _, _ = first_turn(stack, 1, WORDS[0])
+        assert wait_until_restarted(stack)["warmup"]["snapshot"] == "restored"
+        cached, _, _ = first_turn(stack, 2, WORDS[0])
         assert cached >= first["warmup"]["boundary_tokens"] - 4
 
 
-def test_a_snapshot_that_does_not_hold_is_removed_and_not_made_again(
+def test_a_snapshot_that_does_not_hold_twice_is_not_made_again(
     llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
     """The server says 200 to a restore whatever it is worth; the first answer is the judge."""
     config = server_config(llama_server, model_path["hybrid"])
+    with run_stack(tmp_path, config, warmup=recording):
+        pass
+    (snapshot,) = files()
+    count = json.loads(files(".json")[0].read_text(encoding="utf-8"))["tokens"].to_bytes(4, "little")
+    # Another first token (they stand behind their number): the server finds no prompt that begins so.
+    overwrite(snapshot.read_bytes().index(count) + 4, b"\1\0\0\0", vouch=True)
+    refusal = snapshot.with_suffix(".refused")
+    refusal.write_text(json.dumps({"times": 1, "reason": "it did not hold"}), encoding="utf-8")
     with run_stack(tmp_path, config, warmup=recording) as stack:
         boundary = stack.status()["warmup"]["boundary_tokens"]
-        # Somebody past the proxy empties the slot, as if the restore had been worth nothing.
-        post(stack.server_port, "/slots/0?action=erase", {})
+        assert stack.status()["warmup"]["snapshot"] == "restored"
         cached, _, _ = first_turn(stack, 1, WORDS[0])
         assert cached < boundary - 4
         warmup = wait_until_proved(stack)
         assert warmup["outcome"] == "failed"
-        assert f"found 0 of its {boundary:,} tokens cached" in warmup["detail"]
-        assert any("did not hold" in notice["text"] for notice in stack.status()["notices"])
+        assert f"found {cached:,} of its {boundary:,} tokens cached" in warmup["detail"]
+        assert any("for some days the chat form is used" in notice["text"] for notice in stack.status()["notices"])
         assert files() == []
+        # That request has evaluated it: the next conversation finds it, but for what is missing to a checkpoint.
+        cached, _, _ = first_turn(stack, 2, WORDS[1])
+        assert cached >= boundary - 512 - 8
         ended = stack.verb("warmup", "--json")["data"]
         assert (ended["outcome"], ended["snapshot"]) == ("done", None)
         assert "did not hold" in ended["detail"]
@@ -396,6 +435,27 @@ def test_a_snapshot_that_does_not_hold_is_removed_and_not_made_again(
         warmup = stack.status()["warmup"]
         assert (warmup["outcome"], warmup["snapshot"]) == ("done", None)
         assert "did not hold" in warmup["detail"]
+    with run_stack(tmp_path, {**config, "ctx_size": 30_000}, warmup=recording) as stack:
+        assert stack.status()["warmup"]["snapshot"] == "saved"  # that is another one
+
+
+def test_a_request_past_the_proxy_is_not_the_snapshots_fault(
+    llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
+) -> None:
+    """It takes the slot, and without a host prompt cache what was there is gone: nothing is proved, nothing removed."""
+    config = {**server_config(llama_server, model_path["dense"]), "cache_ram_mib": 0}
+    with run_stack(tmp_path, config, warmup=recording) as stack:
+        boundary = stack.status()["warmup"]["boundary_tokens"]
+        post(stack.server_port, "/completion", {"prompt": "Count. " * 50, "n_predict": 1})
+        cached, _, _ = first_turn(stack, 1, WORDS[0])
+        assert cached < boundary - 4
+        stack.wait_for_requests(1)
+        time.sleep(0.3)
+        warmup = stack.status()["warmup"]
+        assert (warmup["outcome"], warmup["is_proved"]) == ("done", False)
+        assert len(files()) == 1
+        first_turn(stack, 2, WORDS[1])
+        assert wait_until_proved(stack)["is_proved"]
 
 
 def test_with_an_api_key_it_works_too(
