@@ -87,6 +87,7 @@ class Stack:
             ready_timeout_s=config.proxy.ready_timeout_s,
             cors_origins=config.proxy.cors_origins,
             history=History(config.proxy.keep_bodies),
+            slot_actions=plan.snapshot_dir is None or config.server.slot_save_path is not None,
             sent=self._note_sent,
         )
         self._readers: dict[int, LogReader] = {}

@@ -1,5 +1,5 @@
 """
-How a child is ended: asked, asked again, ended, and tidied up after.
+How a child is ended (asked, asked again, ended), tidied up after, and what is said of its end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kvstack.process.death import Death, explain, is_telling
 from kvstack.process.launch import Process
 from kvstack.process.waiting import Waiting
 
-__all__ = ["CLOSE_S", "SECOND_TERM_S", "end_child", "explain_end", "let_go", "troubles"]
+__all__ = ["CLOSE_S", "SECOND_TERM_S", "end_child", "explain_end", "hung", "let_go", "not_run", "troubles"]
 
 SECOND_TERM_S = 2.0
 """How long a child gets after the second SIGTERM, at which a llama-server ends at once."""
@@ -81,6 +81,31 @@ async def let_go(waiting: Waiting, release: Callable[[], Awaitable[bool]], timeo
 
     await waiting.within(close(), timeout_s)
     return cut_off
+
+
+def not_run(program: str, error: OSError) -> Death:
+    """
+    The end of a server that did not even begin.
+
+    Args:
+        program: Its path.
+        error: What the system said.
+    """
+    return Death(
+        "llama-server could not be run",
+        f"{program}: {error.strerror or error}",
+        "Check server.binary: it must be a program for this machine, with its executable bit set.",
+    )
+
+
+def hung(what: str) -> Death:
+    """
+    The end of a server that hung while it served.
+
+    Args:
+        what: In what way.
+    """
+    return Death(what, "", "If it happens again, look at `kvstack logs` and at the kernel's log.")
 
 
 def troubles(pid: int, remains: Remains) -> list[tuple[Literal["warning", "error"], str]]:

@@ -14,11 +14,10 @@ stopped    no child lives, nor anything that it started
 failed     the same, and there will be no other
 ```
 
-A child that dies before the stack was ready for the first time is not started again: nobody has been served yet, a
-person is waiting, and what is wrong (a bad model, a bad flag, a port in use) would be wrong again.  After that, each
-death takes one restart from the budget `max_restarts`; a server that was ready for `HEALTHY_RUN_S` gives it back.
-A death that is not the server's own fault, as with a prefix snapshot in it, is none of these: the next start is another
-one.
+A child that dies before the stack was ready for the first time is not started again: a person is waiting, and what is
+wrong (a bad model, a bad flag, a port in use) would be wrong again.  After that, each death takes one restart from the
+budget `max_restarts`; a server that was ready for `HEALTHY_RUN_S` gives it back.  Neither holds for a death that may be
+a prefix snapshot's fault: the next start is without it.
 
 Attached to a server that is somebody else's, nothing is spawned or stopped and no budget counts: while it is away the
 stack is in `backoff`, and when it comes back it is warmed again.
@@ -37,7 +36,7 @@ from kvstack.errors import ChildLost, KvstackError, StartFailed
 from kvstack.process.attachment import ATTACH_PATIENCE_S, Attachment
 from kvstack.process.child import Child, Remains
 from kvstack.process.death import Death, span_words, stalled
-from kvstack.process.ending import CLOSE_S, SECOND_TERM_S, end_child, explain_end, let_go, troubles
+from kvstack.process.ending import CLOSE_S, SECOND_TERM_S, end_child, explain_end, hung, let_go, not_run, troubles
 from kvstack.process.launch import Hooks, Launch, Process
 from kvstack.process.pipes import RawSink
 from kvstack.process.waiting import StopAsked, Waiting, cancel
@@ -187,22 +186,16 @@ class Supervisor:
     # The states
 
     async def _supervised(self, launch: Launch) -> NoReturn:
-        reason = "start"
-        used = 0
-        run = 0
+        reason, used, run = "start", 0, 0
         while True:
             run += 1
             self._ready_at_s = None
             self._go(State.STARTING, reason)
             death = await self._one_child(launch, run)
             self._waiting.check_stop()
-            blamed = self._hooks.blame()
-            if blamed is not None:
-                reason = f"{blamed}: started again without it"
-                self._notice("warning", f"{reason} ({death.brief})" if death.brief else reason)
-                self._go(State.BACKOFF, reason)
-                await self._waiting.unless_stopped(self._waiting.nap(backoff_s(1)))
-                self.restarts += 1
+            if (blamed := self._hooks.blame()) is not None:
+                self._notice("warning", f"{blamed}: started again without it ({death.brief})")
+                await self._back_off(f"{blamed}: started again without it", backoff_s(1))
                 continue
             if not self._was_ready:
                 raise StartFailed(death.what, death.fact, death.next_step)
@@ -217,9 +210,12 @@ class Supervisor:
             after = "before it was ready again" if ready_s is None else f"after {span_words(ready_s)} of service"
             reason = f"{death.what}, {after}: restart {used} of {launch.max_restarts}"
             self._notice("error", f"{reason} ({death.brief})" if death.fact else reason)
-            self._go(State.BACKOFF, f"{reason} in {wait_s:g} s")
-            await self._waiting.unless_stopped(self._waiting.nap(wait_s))
-            self.restarts += 1
+            await self._back_off(reason, wait_s)
+
+    async def _back_off(self, reason: str, wait_s: float) -> None:
+        self._go(State.BACKOFF, f"{reason} in {wait_s:g} s")
+        await self._waiting.unless_stopped(self._waiting.nap(wait_s))
+        self.restarts += 1
 
     async def _one_child(self, launch: Launch, run: int) -> Death:
         """From the spawn of one child to its end, which is described; no child lives afterwards."""
@@ -227,11 +223,7 @@ class Supervisor:
         try:
             child = self._spawn(launch, run)
         except OSError as error:
-            return Death(
-                "llama-server could not be run",
-                f"{launch.argv[0]}: {error.strerror or error}",
-                "Check server.binary: it must be a program for this machine, with its executable bit set.",
-            )
+            return not_run(launch.argv[0], error)
         closed = False
         try:
             self._hooks.publish(ServerSpawned(self._wall_clock(), child.pid, launch.display))
@@ -322,9 +314,7 @@ class Supervisor:
             if trouble is None:
                 told = False
             elif launch.watchdog:
-                raise _Unwell(
-                    Death(trouble, "", "If it happens again, look at `kvstack logs` and at the kernel's log.")
-                )
+                raise _Unwell(hung(trouble))
             elif not told:
                 told = True
                 self._notice("error", f"{trouble} (set server.watchdog = true to have it restarted)")

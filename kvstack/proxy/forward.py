@@ -72,6 +72,7 @@ class Forward:
         ready_timeout_s: How long a model request waits for the server.
         cors_origins: Browser origins that may use the proxy.
         history: Remembers requests.
+        slot_actions: Whether clients may save, restore and erase slots.
         sent: Told of each model request that goes to the upstream: its number, its path, its body after the rules.
 
     Attributes:
@@ -89,12 +90,14 @@ class Forward:
         ready_timeout_s: float,
         cors_origins: tuple[str, ...] = (),
         history: History | None = None,
+        slot_actions: bool = True,
         sent: Callable[[int, str, bytes], None] = lambda number, path, body: None,
     ) -> None:
         self._upstream = upstream
         self._strip = strip
         self._wait_ready = wait_ready
         self._publish = publish
+        self._slot_actions = slot_actions
         self._sent = sent
         self._max_body_bytes = max_body_bytes
         self._ready_timeout_s = ready_timeout_s
@@ -150,6 +153,11 @@ class Forward:
             return
         if method == "CONNECT":
             await self._reply_error(scope, send, None, 405, "this is no proxy for other servers")
+            return
+        if method == "POST" and path.startswith("/slots/") and not self._slot_actions:
+            # As without --slot-save-path, which is set for our own snapshots: the disk is not for clients to fill.
+            text = "slots are not saved or restored for clients: server.slot_save_path is not set"
+            await self._reply_error(scope, send, None, 501, text)
             return
         async with asyncio.TaskGroup() as group:
             exchange = group.create_task(self._exchange(scope, receive, send))

@@ -124,6 +124,7 @@ async def proxy(
     ready_timeout_s: float = 0.2,
     upstream_port: int | None = None,
     keep_bodies: int = 0,
+    slot_actions: bool = True,
 ) -> AsyncIterator[Running]:
     """Serve the real application on a free port."""
     events: list[Event] = []
@@ -146,6 +147,7 @@ async def proxy(
         ready_timeout_s=ready_timeout_s,
         cors_origins=cors_origins,
         history=History(keep_bodies),
+        slot_actions=slot_actions,
     )
     server = ProxyServer(make_app(forward, stack, "t0ken", "1.2.3"), listener, 2.0)
     async with asyncio.TaskGroup() as group:

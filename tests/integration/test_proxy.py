@@ -363,6 +363,18 @@ async def test_connect_is_refused() -> None:
     assert stub.connections == 0
 
 
+@pytest.mark.parametrize("slot_actions", [False, True])
+async def test_slots_are_saved_and_restored_for_clients_only_where_the_user_set_that_up(slot_actions: bool) -> None:
+    """`--slot-save-path` may be there for our own snapshots; to look at the slots is free."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, slot_actions=slot_actions) as running:
+        for action in ("save", "restore", "erase"):
+            status, _, body = await exchange(running.port, http("POST", f"/slots/0?action={action}", b"{}"))
+            assert status == (200 if slot_actions else 501)
+            assert slot_actions or json.loads(body)["error"]["message"].startswith("kvstack: ")
+        assert (await exchange(running.port, http("GET", "/slots")))[0] == 200
+    assert stub.connections == (4 if slot_actions else 1)
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
 async def test_a_request_that_waits_while_the_stack_stops_is_told_so(path: str) -> None:
     """A 503 in the client's dialect, not a bare 500."""
