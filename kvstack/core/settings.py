@@ -231,7 +231,7 @@ class Warmup(_Section):
     checkpoint at the prefix's end for good."""
 
     snapshot: bool = True
-    """Save the evaluated prefix, so that later starts restore it in milliseconds instead of evaluating it
+    """Save the evaluated prefix, so that later starts restore it from a file instead of evaluating it
     (`--slot-save-path`).  For chat completions on full-attention and hybrid models; elsewhere the prefix is evaluated
     at each start, and `kvstack warmup` says why.  A snapshot of another model file, llama-server, flag, template or
     prompt is never restored, and an answer has to prove it before it counts as warm.  It takes the KV cache of the
