@@ -13,7 +13,7 @@ import pytest
 from kvstack.core.config import parse_config
 from kvstack.llama.capabilities import parse_capabilities
 from kvstack.llama.doctor import Facts
-from kvstack.plan import _place_snapshots
+from kvstack.plan import _place_snapshots, make_plan
 from kvstack.process.facts import look_at_model
 from kvstack.prompt.warmup import WarmupRequest
 
@@ -69,4 +69,12 @@ def test_what_a_server_model_or_request_cannot_do_is_a_reason(cache: Path) -> No
         None,
         "only chat completions can be rendered, not /v1/messages",
     )
+    assert not cache.exists()
+
+
+def test_a_server_that_is_only_attached_to_has_none(cache: Path) -> None:
+    """Its files are not ours to know."""
+    source = 'name = "t"\n[server]\nurl = "http://127.0.0.1:1"\n[warmup]\nsystem_prompt = "S"\n'
+    plan = make_plan(parse_config(source, Path("/etc/t.toml"), Path("/home/ann")), Path("/etc/t.toml"), {})
+    assert (plan.snapshot_dir, plan.no_snapshot) == (None, "the server is not our own")
     assert not cache.exists()
