@@ -112,10 +112,15 @@ class Gate:
 
     def conversations(self) -> list[Conversation]:
         """
-        The conversations that this run of the server has seen, the newest first.
+        The conversations that have a slot of this run of the server, the newest first; all, if it has no log.
         """
-        run = self._bus.snapshot.join.run
-        return [conversation for then, conversation in reversed(self._newest.values()) if then == run]
+        join = self._bus.snapshot.join
+        held = {slot.request for slot in join.slots}
+        return [
+            conversation
+            for run, conversation in reversed(self._newest.values())
+            if run == join.run and (not join.facts or conversation.request in held)
+        ]
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[bool]:

@@ -71,7 +71,7 @@ class Occupancy(Protocol):
 
     def conversations(self) -> Sequence[Conversation]:
         """
-        The conversations that the server has seen, the newest first.
+        The conversations that have a slot, the newest first.
         """
 
     def quiet(self) -> AbstractAsyncContextManager[bool]:
@@ -195,7 +195,7 @@ class PrefixSnapshots:
 
     def _find_conversation(self, request: WarmupRequest) -> int | None:
         """
-        Which request of a conversation begins with the prefix.
+        Which request of a conversation in a slot begins with the prefix.
 
         To fill the slot would be of no use then, and cost that conversation all that stands behind the prefix: with the
         prefix in its slot the server does not look into the host prompt cache.

@@ -17,6 +17,7 @@ from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import Snapshot
 from kvstack.gate import Gate
 from kvstack.prompt.warmup import head_digest
+from tests.unit.verdict.story import Story
 
 
 def received(number: int, conversation: str | None = None) -> RequestReceived:
@@ -101,6 +102,16 @@ async def test_the_conversations_are_remembered_by_what_their_prompts_begin_with
     assert gate.conversations()[0].head is None
     bus.publish(ServerSpawned(3.0, 2, ("llama-server",)))
     assert gate.conversations() == []
+
+
+async def test_a_conversation_that_lost_its_slot_is_not_there_any_more() -> None:
+    """Whether the host prompt cache still has it, nobody knows: who asks for a warm-up shall have one."""
+    story = Story()
+    gate = Gate(story)  # type: ignore[arg-type] - all that it asks for is the Snapshot
+    for conversation in ("c1", "c2"):
+        story.turn(900, 0, conversation=conversation)
+        gate.sent(story.numbers, CHAT, body(conversation, "Hi"))
+        assert [known.request for known in gate.conversations()] == [story.numbers]
 
 
 async def test_nothing_that_was_said_is_kept(bus: Bus) -> None:
