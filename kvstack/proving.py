@@ -138,11 +138,8 @@ class Prover:
         self.begin(None)
         number, cached, tokens = answered.number, answered.cached_tokens, len(answered.prefix.tokens)
         reason = f"the snapshot did not hold: request {number} found {cached:,} of its {tokens:,} tokens cached"
-        next_time = (
-            "for some days the chat form is used"
-            if self._snapshots.refuse(answered.prefix, reason)
-            else ("the next start makes it anew")
-        )
+        is_second = self._snapshots.refuse(answered.prefix, reason)
+        next_time = "for some days the chat form is used" if is_second else "the next start makes it anew"
         self._bus.publish(WarmupJudged(now, False, cached, reason))
         # That request has evaluated the prefix: to warm it up now would only cost its conversation the slot.
         text = f"The warm-up failed: {reason}, and has evaluated them. It was removed; {next_time}"

@@ -12,16 +12,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "CAUSES",
-    "Cause",
-    "Death",
-    "explain",
-    "is_telling",
-    "span_words",
-    "stalled",
-    "status_words",
-]
+__all__ = ["CAUSES", "Cause", "Death", "explain", "is_telling", "span_words", "stalled", "status_words"]
 
 FACT_LINES = 6
 LAST_LINES = 8
