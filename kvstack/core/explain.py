@@ -146,6 +146,8 @@ def _request(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
         ]
         removed = f" ({' and '.join(what)} removed)" if what else ""
         yield f"The rules changed {_plural(row.items_modified, 'item')} of it{removed}."
+    if row.rules:
+        yield f"Rules that found something: {', '.join(f'{rule} {count}' for rule, count in row.rules)}."
 
 
 def _failure(row: RequestRow) -> Iterator[str]:

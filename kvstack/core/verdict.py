@@ -273,7 +273,8 @@ def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
         return Judgement("WARM", None, 0)
     if cached * 2 >= reuse.prompt:
         return Judgement("WARM", None, 0)
-    if task is not None and task.holder_is_warmup and took_all:
+    # Where the prefix's end is not known, all that the slot had of it has to do.
+    if boundary is None and task is not None and task.holder_is_warmup and took_all:
         return Judgement("WARM", None, 0)
     return Judgement("PARTIAL", _how_far(reuse), reuse.evaluated)
 

@@ -169,7 +169,7 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     elif warm.is_running:
         state.append(("warming up", "yellow"))
     elif warm.is_unproved:
-        state.append((f"prefix {figures.tokens(warm.warm_tokens)} tok restored, not proved yet", "cyan"))
+        state.append((f"prefix {figures.tokens(warm.warm_tokens)} tok {warm.snapshot}, not proved yet", "cyan"))
     elif warm.outcome == "done":
         state.append((f"warm prefix {figures.tokens(warm.warm_tokens)} tok {glyphs.good}", "green"))
     elif warm.outcome == "failed":

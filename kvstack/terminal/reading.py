@@ -165,7 +165,7 @@ def read(snapshot: Snapshot, now_s: float) -> Reading:
         if any(row.verdict == "UNKNOWN" for row in model_requests(snapshot)):
             return Reading("idle", "NO FIGURES YET", "neither an answer nor the log told what was cached")
         if snapshot.warmup.is_unproved:
-            warm = f"{tokens(snapshot.warmup.warm_tokens)} tokens are restored, which it will prove"
+            warm = f"{tokens(snapshot.warmup.warm_tokens)} tokens are {snapshot.warmup.snapshot}, which it will prove"
         elif snapshot.warmup.outcome == "done":
             warm = f"{tokens(snapshot.warmup.warm_tokens)} tokens are warm"
         elif snapshot.warmup.outcome == "failed":

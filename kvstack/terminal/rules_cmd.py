@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstack.errors import KvstackError, NotRunning, UsageError
+from kvstack.errors import KvstackError, NotRunning, StartFailed, UsageError
 from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, app
 from kvstack.terminal.figures import one_line, plural
@@ -30,6 +30,9 @@ rules_app = typer.Typer(help="Show the rules, and try them on captured requests.
 app.add_typer(rules_app, name="rules")
 
 WIDTH = 100
+
+DEFAULT_TEMPLATE = "<|im_start|>"
+"""Enough of what llama-server uses for a model without a chat template, ChatML, to know its role markers."""
 
 ConfigOption = Annotated[
     str | None,
@@ -136,15 +139,22 @@ def _rules(config: str | None) -> RuleSet:
 
 
 def _chat_template(config: str | None) -> str | None:
-    """The chat template in the header of the config's model file; None if there is none, or no such file here."""
+    """The chat template of the config's model, by the header of its file; None if that cannot be read here."""
     if config is None:
         return None
     from kvstack.process.facts import look_at_model  # noqa: PLC0415 - only when the verb runs
+    from kvstack.process.models import resolve_model  # noqa: PLC0415
+    from kvstack.rundir import cache_dir  # noqa: PLC0415
     from kvstack.terminal.loading import load_config  # noqa: PLC0415
 
-    model = load_config(config, None)[0].server.model
+    try:
+        model = resolve_model(load_config(config, None)[0], cache_dir())
+    except StartFailed:
+        return None
     shape = look_at_model(model).shape if model is not None else None
-    return shape.chat_template if shape is not None else None
+    if shape is None:
+        return None
+    return shape.chat_template or DEFAULT_TEMPLATE
 
 
 def _list_text(lines: Sequence[Mapping[str, Any]], where: str) -> str:
@@ -263,13 +273,23 @@ def _headline(one: _Tried) -> str:
     stripped = one.stripped
     words = [one.captured.endpoint, stripped.client or "unknown client"]
     if any(hit.rule == "raw-prompt" for hit in stripped.hits):
-        words.append("a raw prompt, not split into turns: the chat template of its model is not known (--config)")
+        words.append(
+            "a raw prompt, not split into turns: its model's chat template is not known, or has no role markers"
+        )
+    if _is_empty(one):
+        words.append("no prompt in it")
     if stripped.side:
         words.append(f"{stripped.side} request")
     words.append(plural(len(stripped.edits), "edit"))
     if one.before_ratio is not None and one.after_ratio is not None:
         words.append(f"common prefix {one.before_ratio:.3f} -> {one.after_ratio:.3f}")
     return " | ".join(words)
+
+
+def _is_empty(one: _Tried) -> bool:
+    from kvstack.prompt.rendering import render  # noqa: PLC0415 - only when the verb runs
+
+    return not render(one.captured.body.encode(), one.captured.endpoint)
 
 
 def _plain(text: str) -> str:

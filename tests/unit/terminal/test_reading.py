@@ -145,6 +145,11 @@ def test_an_attached_server_is_waited_for_by_its_address(state: State, reason: s
             "READY",
             "16,512 tokens are restored, which it will prove",
         ),
+        (
+            WarmupView("done", 16_512, 16_512, 8.0, 16_512, "saved"),
+            "READY",
+            "16,512 tokens are saved, which it will prove",
+        ),
         (WarmupView("done", 16_512, 0, 8.0, 16_512, "restored", True), "READY", "16,512 tokens are warm"),
         (WarmupView("no prefix known"), "READY", "nothing is warm yet"),
     ],

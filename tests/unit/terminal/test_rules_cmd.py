@@ -141,10 +141,18 @@ def test_raw_prompts_split_by_the_template_of_the_configs_model(
     model = Path(__file__).parents[2] / "models" / "tiny-dense.gguf"
     config.write_text(f"[server]\nmodel = {json.dumps(str(model))}\n", "utf-8")
     assert run("rules", "test", str(file)) == 0
-    assert "not split into turns: the chat template of its model is not known" in capsys.readouterr().out
+    assert "not split into turns: its model's chat template is not known" in capsys.readouterr().out
     assert run("rules", "test", str(file), "--config", str(config), "--json") == 0
     (found,) = envelope(capsys)["data"]["requests"]
     assert [hit["rule"] for hit in found["hits"]] == ["openclaw.timestamps"]
     assert found["stripped"]["ts_removed"] == 1
     config.write_text("[server]\nmodel = '/nowhere/x.gguf'\n", "utf-8")
     assert run("rules", "test", str(file), "--config", str(config)) == 0
+
+
+def test_a_body_without_a_prompt_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A JSON object that is no request is not passed over as one that needs no edit."""
+    file = tmp_path / "x.json"
+    file.write_text('{"foo": 1}', "utf-8")
+    assert run("rules", "test", str(file)) == 0
+    assert "no prompt in it" in capsys.readouterr().out

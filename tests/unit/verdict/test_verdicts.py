@@ -194,6 +194,13 @@ def test_not_warm_if_the_boundary_was_not_reached() -> None:
     assert (row.verdict, row.cause) == ("PARTIAL", "only its first 2,256 tokens were known")
 
 
+def test_a_short_chat_that_only_shares_the_template_is_not_warm() -> None:
+    """All that it could find in the warmed slot is the template's beginning: that is not the prefix."""
+    story = Story()
+    story.warm(3068, boundary=3032)
+    assert story.turn(37, 10).verdict == "PARTIAL"
+
+
 def test_a_second_conversation_shares_the_prefix() -> None:
     """A new conversation that finds the system prompt of another one is warm."""
     story = Story()
