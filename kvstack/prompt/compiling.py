@@ -162,13 +162,17 @@ def _client(compiled: _Compiled | None, rules: Iterable[Rule], sides: Iterable[S
     declared: dict[str, list[Block]] = {"user head": [], "user tail": [], "message": []}
     # What the user says of a block comes before what the pack says of it.
     for rule in everything:
-        if rule.spec.where in declared and rule.origin.endswith("config") and rule.spec.pattern is not None:
+        if rule.spec.where not in declared or not rule.active:
+            continue
+        if rule.origin.endswith("config") and rule.spec.pattern is not None:
             declared[rule.spec.where].append(rule.block)
     if compiled:
         for spec in compiled.pack.spec.block:
             declared[spec.where].append(compiled.blocks[spec.name])
     # A rule that is off still tells the cursor what its block looks like: what stands behind it must stay reachable.
     for rule in everything:
+        if rule.spec.where == "message" and rule.spec.has and not rule.active:
+            continue  # nobody is there to tell which of such messages are meant
         if rule.spec.where in declared and rule.block not in declared[rule.spec.where]:
             declared[rule.spec.where].append(rule.block)
     positions = _positions(active)

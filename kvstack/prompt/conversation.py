@@ -196,9 +196,9 @@ class ConversationMemory:
             if not twins:
                 continue
             self._links.move_to_end(link)
-            if index == len(chain.links) - 1:
-                twins = [*self._waiting(chain, twins, session, same, mark), *twins]
-            return _choose(twins, session, live or {}, carried if same else (), mark)
+            repeats = index == len(chain.links) - 1
+            waiting = self._waiting(chain, twins, session, same, mark) if repeats else []
+            return _choose(twins, waiting, session, live or {}, carried if same else (), mark)
         return None
 
     def _waiting(
@@ -299,13 +299,19 @@ def _said(state: Remembered) -> list[tuple[int, str]]:
 
 
 def _choose(
-    twins: Sequence[Remembered], session: str | None, live: Mapping[str, str], carried: Collection[str], mark: Mark
+    twins: Sequence[Remembered],
+    waiting: Sequence[Remembered],
+    session: str | None,
+    live: Mapping[str, str],
+    carried: Collection[str],
+    mark: Mark,
 ) -> Remembered | None:
     """
     Choose among states with equal chains by what only one of them knows; None if several fit.
 
     Args:
-        twins: The states, the best last.
+        twins: The states, the newest last.
+        waiting: States of others that may go on so as well.
         session: The client's own name of the conversation.
         live: What stands now where values are frozen.
         carried: Texts of the carriers that the request holds, where they name their conversation.
@@ -313,14 +319,17 @@ def _choose(
     """
     tests: list[Callable[[Remembered], bool]] = [lambda twin: session is not None and twin.session == session]
     if live:
-        tests += [lambda twin: twin.live == live, lambda twin: twin.frozen == live]
+        tests.append(lambda twin: twin.live == live)
+        if not waiting:
+            tests.append(lambda twin: twin.frozen == live)
     if carried:
         tests.append(lambda twin: any(placed.text in carried for placed in twin.placed))
+    twins = [*waiting, *twins]
     for test in tests:
         if len(twins) > 1:
             twins = [twin for twin in twins if test(twin)] or twins
     # Several states of one conversation: its first turn was sent again and had changed.
-    one = all(_certain(twin, session, mark) for twin in twins)
+    one = all(mark.unique and twin.mark == mark for twin in twins)
     return twins[-1] if one or all(_alike(twins[0], twin) for twin in twins[1:]) else None
 
 

@@ -44,6 +44,13 @@ class Block:
         """
         return tuple(pattern.head for pattern in self.patterns)
 
+    @property
+    def ends_in_line(self) -> bool:
+        """
+        Whether what follows it stands in the same line, behind a blank.
+        """
+        return any(pattern.source.endswith(" ") for pattern in self.patterns)
+
 
 @dataclass(frozen=True, slots=True)
 class HeadBlock:
@@ -140,7 +147,9 @@ class HeadReader:
                 found = match_first(block.patterns, value, pos)
                 if found is None:
                     continue
-                end = _skip_blank(value, found.end)
+                # Behind a block that ends inside a line, line ends are the user's.
+                inside = block.ends_in_line and value[found.end - 1] == " "
+                end = found.end if inside else _skip_blank(value, found.end)
                 if block.alone and end < len(value):
                     continue
                 if again and block.alone:
@@ -157,10 +166,8 @@ _NOTHING = Head(())
 
 def _skip_blank(text: str, pos: int) -> int:
     """
-    Skip line ends at *pos*, unless the block ends inside a line: then they are the user's.
+    Skip line ends at *pos*.
     """
-    if text[pos - 1 : pos] == " ":
-        return pos
     while pos < len(text) and text[pos] in "\r\n":
         pos += 1
     return pos

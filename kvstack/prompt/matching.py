@@ -87,10 +87,10 @@ class _Finder:
                 found = match_first(block.patterns, value, 0)
                 if found is None or value[found.end :].strip():
                     continue
-                own = [rule for rule in rules if rule.block == block]
-                fitting = [rule for rule in own if _fits(rule, found)]
-                if fitting or not own:
-                    kinds.append(fitting)
+                meant = [rule for rule in self.client.rules if rule.spec.where == "message" and rule.block == block]
+                fitting = [rule for rule in meant if _fits(rule, found)]
+                if fitting or not meant:
+                    kinds.append([rule for rule in fitting if rule in rules])
             if not kinds:
                 continue
             # One kind may be a special case of another: if the rule for it is off, the other one's acts.

@@ -4,10 +4,12 @@ What shall happen to a request, knowing what happened to the ones before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 
+from kvstack.prompt.carrying import SaidBefore
 from kvstack.prompt.conversation import Appended, Placed, Remembered
 from kvstack.prompt.dialects import Document, Item, Text
 from kvstack.prompt.editing import Op, changed_text
@@ -88,12 +90,9 @@ class Planner:
         self._freeze(plan)
         self._keep_with_their_turns(plan, newest)
         # What was appended to this turn before is what the server has cached: the same bytes again, nothing new.  But
-        # the same words may come again as a reply to another message.
-        for n, entry in enumerate(plan.appended):
-            if entry.position == newest and entry.sticky:
-                again = next((one for one in self._findings.appends if one.rule.name == entry.rule), None)
-                if again is not None and again.index is None and again.text != entry.text:
-                    plan.appended[n] = replace(entry, text=again.text)
+        # as long as nothing was answered, the same words may come again as a reply to another message.
+        if newest is not None and self._is_last(newest):
+            self._renew(plan, newest)
         if newest is not None and not any(entry.position == newest for entry in plan.appended):
             last = self._indices[newest]
             wanted = [append for append in self._findings.appends if append.index in (None, last)]
@@ -105,6 +104,19 @@ class Planner:
         users = sum(item.role == "user" for item in self._counted)
         self._place(plan, sent_before=0 < users == state.users)
         return plan
+
+    def _renew(self, plan: Plan, newest: int) -> None:
+        """
+        Give a turn that is sent again what it is to have now, in place of what it had.
+        """
+        texts: dict[str, Iterator[str]] = {}
+        for append in self._findings.appends:
+            if append.index is None and append.rule.name not in texts:
+                own = [one.text for one in self._findings.appends if one.index is None and one.rule is append.rule]
+                texts[append.rule.name] = iter(own)
+        for n, entry in enumerate(plan.appended):
+            if entry.position == newest and entry.sticky and entry.rule in texts:
+                plan.appended[n] = replace(entry, text=next(texts[entry.rule], entry.text))
 
     def _keep_with_their_turns(self, plan: Plan, newest: int | None) -> None:
         """
@@ -158,7 +170,8 @@ class Planner:
                 known = plan.announced.get(op.key, plan.frozen[op.key])
                 if live[op.key] != known:
                     plan.announced[op.key] = live[op.key]
-                    found.append(Append(op.rule, "\n\n" + op.rule.spec.text.replace("{value}", live[op.key])))
+                    told = Append(op.rule, "\n\n" + op.rule.spec.text.replace("{value}", live[op.key]))
+                    found += [told] if told not in found else []
         return found
 
     def append_ops(self, plan: Plan) -> list[Op]:
@@ -199,73 +212,72 @@ class Planner:
         known = list(plan.placed)
         kept_before = 0
         turn: int | None = None
-        missing = {(entry.position, entry.text) for entry in known}
+        missing = Counter((entry.position, entry.text) for entry in known)
         known_texts = {entry.text for entry in known}
-        # The carriers that became part of a turn, in the order in which they came.
-        merged = [(entry.position, entry.text) for entry in plan.appended if self._carries(entry.rule)]
-        merged.sort(key=itemgetter(0))
-        known_merged, merged_before, within = set(merged), 0, ""
+        merged = SaidBefore(
+            (entry.position, entry.text, entry.position) for entry in plan.appended if self._carries(entry.rule)
+        )
+        users = [n for n, item in enumerate(self._counted) if item.role == "user"]
+        placed = SaidBefore((_before(users, entry.position), entry.text, entry.position) for entry in known)
         by_index = {carrier.index: carrier for carrier in self._findings.carriers}
-        # The one that stands last before the carrier that is looked at; known ones are in the order of their places.
-        last: Placed | None = None
-        earlier = 0
         newest, live = self._newest(), max(by_index, default=-1)
         for index, item in enumerate(items):
             carrier = by_index.get(index)
             if carrier is None:
-                turn = kept_before if item.role == "user" and item.last_text is not None else turn
+                if item.role == "user":
+                    turn = kept_before if item.last_text is not None else None
                 kept_before += item.role != "reasoning"
                 continue
             if carrier.rule is None:
                 continue
-            while earlier < len(known) and known[earlier].position <= kept_before:
-                last, earlier = known[earlier], earlier + 1
-            current = known[-1] if known and known[-1].position > kept_before else last
-            # What became part of a turn last, up to this one.
-            while merged_before < len(merged) and turn is not None and merged[merged_before][0] <= turn:
-                within, merged_before = merged[merged_before][1], merged_before + 1
+            if turn is not None:
+                merged.move(turn)
+            placed.move(_before(users, kept_before))
+            is_live = index == live and turn == newest
+            said = placed.said_before(live=is_live) or merged.said_before(live=is_live)
             # Dropped, as long as no earlier one stands: it tells that what that one says is over.
-            if carrier.rule.spec.action == "drop" and current is None and not within:
+            if carrier.rule.spec.action == "drop" and not said:
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
             text = item.texts[0].value
-            again = (turn, f"\n\n{text}") in known_merged
+            again = turn is not None and merged.is_known(f"\n\n{text}")
             wanted = self._merges or carrier.rule.spec.action == "sticky"
             # What was done to a carrier before is done again, also if the template or the rule changed meanwhile.
             if turn is not None and (again or (wanted and text not in known_texts)):
                 # One that changed in the tool loop goes behind the former one: the model believes the last.
-                if within != f"\n\n{text}":
-                    within = self._merge(plan, turn, carrier.rule, text)
-                    known_merged.add((turn, within))
+                if not merged.says_again(f"\n\n{text}", live=is_live):
+                    merged.add(self._merge(plan, turn, carrier.rule, text), turn)
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
                 continue
-            in_place = (kept_before, text) in missing
-            missing.discard((kept_before, text))
-            if sent_before and index == live and turn == newest and kept_before < len(self._counted):
+            stands = placed.says_again(text, live=is_live)
+            here = stands == "here" and placed.place == kept_before
+            in_place = (here or (sent_before and is_live)) and missing[kept_before, text] > 0
+            missing[kept_before, text] -= in_place
+            if sent_before and is_live and kept_before < len(self._counted):
                 # One dialect writes it behind the user's words, whenever it changed.  What was sent without it or with
                 # another one stays as it was; what is new goes to the end.
                 if not in_place:
                     plan.dropped.append(index - self._document.before_list)
                     plan.done.append((carrier.rule, item.path, 1))
-                if current is None or current.text != text:
+                if not stands:
                     start, end = self._document.locate(item.path)
-                    last = Placed(len(self._counted), carrier.rule.name, self._document.text[start:end], text)
-                    standing.append(last)
-                    self._insert(plan, last)
+                    standing.append(Placed(len(self._counted), carrier.rule.name, self._document.text[start:end], text))
+                    self._insert(plan, standing[-1])
+                    placed.add(text, len(self._counted))
             elif in_place:
                 continue
-            elif last is not None and last.text == text:
+            elif stands:
                 plan.dropped.append(index - self._document.before_list)
                 plan.done.append((carrier.rule, item.path, 1))
             elif self._remembers:
                 start, end = self._document.locate(item.path)
-                raw = self._document.text[start:end]
-                last = Placed(kept_before, carrier.rule.name, raw, text)
-                standing.append(last)
+                standing.append(Placed(kept_before, carrier.rule.name, self._document.text[start:end], text))
+                placed.add(text, kept_before)
         for entry in known:
-            if (entry.position, entry.text) in missing:
+            if missing[entry.position, entry.text] > 0:
+                missing[entry.position, entry.text] -= 1
                 self._insert(plan, entry)
         plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
 
@@ -295,6 +307,14 @@ class Planner:
         plan.inserted.setdefault(index, []).append(entry.raw)
         if entry.rule in self._rules.by_name:
             plan.done.append((self._rules.by_name[entry.rule], before.path, 1))
+
+
+def _before(users: Sequence[int], position: int) -> int:
+    """
+    Return the position of the user's turn in front of a position; -1 if there is none.
+    """
+    n = bisect_left(users, position)
+    return users[n - 1] if n else -1
 
 
 def _last_text(item: Item, ops: Mapping[int, Sequence[Op]]) -> Text | None:

@@ -19,10 +19,9 @@ NONE = "Active exec sessions:\nnone"
 
 STRICT = "{{ raise_exception('Conversation roles must alternate user/assistant') }}"
 
-# A turn is its requests: a tool was called between them.  What the carrier of each says; None where there is none.
-turns = st.lists(
-    st.lists(st.sampled_from((None, NONE, "run 1", "run 2")), min_size=1, max_size=4), min_size=1, max_size=6
-)
+# A turn is its requests: a tool was called between them.  What the carriers of each say: most often one, or none.
+carried_words = st.lists(st.sampled_from((NONE, "run 1", "run 2", "run 3")), max_size=3)
+turns = st.lists(st.lists(carried_words, min_size=1, max_size=4), min_size=1, max_size=6)
 
 
 def carrier(said: str) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def carried(body: bytes) -> list[str]:
 
 @settings(max_examples=150, deadline=None)
 @given(talk=turns, responses=st.booleans())
-def test_carriers_in_any_order(talk: list[list[str | None]], responses: bool) -> None:
+def test_carriers_in_any_order(talk: list[list[list[str]]], responses: bool) -> None:
     """
     Nothing that went upstream is ever taken back, and what the client says now stands last.
 
@@ -70,17 +69,20 @@ def test_carriers_in_any_order(talk: list[list[str | None]], responses: bool) ->
     for number, requests in enumerate(talk):
         history.append({"role": "user", "content": f"words {number}"})
         loop: list[dict[str, Any]] = []
-        for step, said in enumerate(requests):
+        for step, sayings in enumerate(requests):
+            said = sayings[-1:] if responses else sayings  # that form has one, behind the user's words
             if step:
                 loop += called(f"c{number}{step}", responses=responses)
-            own = [] if said is None else [carrier(said)]
+            own = [carrier(words) for words in said]
             items = [*history, *own, *loop] if responses else [*history, *loop, *own]
-            body = apply_rules(json.dumps({key: items}).encode(), path, RULES, memory).body
+            raw = json.dumps({key: items}).encode()
+            body = apply_rules(raw, path, RULES, memory).body
+            assert apply_rules(raw, path, RULES, memory).body == body
             rendered = render(body, path)
             assert former is None or common_prefix(former, rendered).kept_ratio == 1.0
             former = rendered
-            if said is not None:
-                assert (carried(body) or [NONE])[-1] == said
+            if said:
+                assert (carried(body) or [NONE])[-1] == said[-1]
         history += [*loop, {"role": "assistant", "content": f"answer {number}"}]
 
 
@@ -89,7 +91,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 
 @settings(max_examples=150, deadline=None)
 @given(talk=turns, responses=st.booleans(), images=st.sets(st.integers(0, 5)))
-def test_carriers_where_roles_must_alternate(talk: list[list[str | None]], responses: bool, images: set[int]) -> None:
+def test_carriers_where_roles_must_alternate(talk: list[list[list[str]]], responses: bool, images: set[int]) -> None:
     """
     No message of the user stands behind another one or a tool's result, nothing is taken back, and what the client
     says now stands last; only a carrier that changes in the tool loop puts words in front of the tool's results.
@@ -99,21 +101,26 @@ def test_carriers_where_roles_must_alternate(talk: list[list[str | None]], respo
     history: list[dict[str, Any]] = [{"role": "system", "content": "running inside OpenClaw"}]
     former, told = None, NONE
     for number, requests in enumerate(talk):
+        known: list[str] = []
         image = [{"type": "input_image", "image_url": "data:,"}] if responses else IMAGE
         history.append({"role": "user", "content": image if number in images else f"words {number}"})
         loop: list[dict[str, Any]] = []
-        for step, said in enumerate(requests):
+        for step, sayings in enumerate(requests):
+            said = sayings[-1:] if responses else sayings  # that form has one, behind the user's words
             if step:
                 loop += called(f"c{number}{step}", responses=responses)
-            own = [] if said is None else [carrier(said)]
+            own = [carrier(words) for words in said]
             items = [*history, *own, *loop] if responses else [*history, *loop, *own]
-            body = apply_rules(json.dumps({key: items}).encode(), path, RULES, memory, chat_template=STRICT).body
+            raw = json.dumps({key: items}).encode()
+            body = apply_rules(raw, path, RULES, memory, chat_template=STRICT).body
+            assert apply_rules(raw, path, RULES, memory, chat_template=STRICT).body == body
             sent = json.loads(body)[key]
             assert [item.get("role") for item in sent] == [item.get("role") for item in [*history, *loop]]
             assert apply_rules(body, path, RULES, ConversationMemory(), chat_template=STRICT).body == body
             rendered = render(body, path)
-            changed = step and said is not None and said != told
+            changed = step and said and said != known
             assert former is None or changed or common_prefix(former, rendered).kept_ratio == 1.0
-            former, told = rendered, told if said is None else said
+            former, told = rendered, said[-1] if said else told
+            known = said or known
             assert (carried(body) or [NONE])[-1] == told
         history += [*loop, {"role": "assistant", "content": f"answer {number}"}]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+from kvstack.core.rulespec import RulePatch
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.rules import RuleSet, apply_rules
 
@@ -14,10 +16,10 @@ MORE: list[Message] = [*HELLO, {"role": "assistant", "content": "Hi"}, {"role": 
 NEXT: list[Message] = [*MORE, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "next"}]
 
 
-def send(system: str, messages: list[Message], rules: RuleSet, memory: ConversationMemory) -> list[str]:
+def send(system: str, messages: list[Message], rules: RuleSet, memory: ConversationMemory, **headers: str) -> list[str]:
     """Send a chat request; return the texts that go upstream."""
     body = json.dumps({"messages": [{"role": "system", "content": system}, *messages]}).encode()
-    sent = json.loads(apply_rules(body, "/v1/chat/completions", rules, memory).body)
+    sent = json.loads(apply_rules(body, "/v1/chat/completions", rules, memory, list(headers.items())).body)
     return [message["content"] for message in sent["messages"]]
 
 
@@ -73,3 +75,22 @@ def test_a_repetition_is_one_where_nobody_else_waits(rules: RuleSet) -> None:
     first = send(pi("2026-11-30"), MORE, rules, memory)
     assert first == [one, "hello", "Hi", "more\n\n[Current date: 2026-11-30]"]
     assert send(pi("2026-11-30"), MORE, rules, memory) == first
+
+
+def test_a_session_may_hold_several_conversations(rules: RuleSet, ruled: Callable[..., RuleSet]) -> None:
+    """Agents of one session that begin with the same words: its name does not tell them apart, so neither is taken."""
+    rule = RulePatch(name="mine.secret", where="system", pattern=("Secret: [[{word}]]\n",), action="sticky")
+    own, memory = ruled(added=(rule,)), ConversationMemory()
+    session = {"user-agent": "opencode/1", "x-session-id": "s"}
+    for secret in ("p1", "q1"):
+        assert send(f"Secret: {secret}\nx", HELLO, own, memory, **session)[1] == f"hello\n\nSecret: {secret}"
+    assert send("Secret: p2\nx", MORE, own, memory, **session)[1:] == ["hello", "Hi", "more\n\nSecret: p2"]
+
+
+def test_a_repetition_while_another_one_waits_is_not_taken_for_its_next(rules: RuleSet) -> None:
+    """Where both could be, it is neither: what the model was told is at most told again, in its own words."""
+    memory, one, two = ConversationMemory(), pi("2026-11-29"), pi("2026-11-30")
+    send(one, HELLO, rules, memory)
+    assert send(two, MORE, rules, memory)[0] == one
+    send(two, HELLO, rules, memory)
+    assert send(two, MORE, rules, memory) == [two, "hello", "Hi", "more"]
