@@ -68,11 +68,15 @@ class SaidBefore:
         self.place = places[-1] if live and places else -1
         if live:
             return ("here" if own else "before") if self.said_before(live=True) == text else ""
-        if self._last == text and own[self._used : self._used + 1] != [text]:
-            return "before"
-        if not (self.is_known(text) and text in own[self._used :]):
+        if own[self._used : self._used + 1] != [text]:
+            if self._last == text:
+                return "before"
+            if not self.is_known(text):
+                return ""
+        try:
+            self._used = own.index(text, self._used) + 1
+        except ValueError:
             return ""
-        self._used = own.index(text, self._used) + 1
         self._last = text
         self.place = places[self._used - 1]
         return "here"
