@@ -95,18 +95,25 @@ def test_rows_are_right_and_ctrl_c_restores_the_terminal(
     config, port = _config(tmp_path, llama_server, model_path["dense"])
     with run_in_terminal(_up(config), *size) as terminal:
         before = terminal.settings()
-        # A frame comes in pieces: what is waited for is a whole one.
-        lines = terminal.wait_for(lambda lines: _ready(lines) and _is_well_formed(lines, *size))
-        assert any(f"http://127.0.0.1:{port}/v1" in line for line in lines[4:])
+        # A frame comes in pieces: what is waited for is a whole one, from its first line to what stands in its middle.
+        base_url = f"http://127.0.0.1:{port}/v1"
+        terminal.wait_for(
+            lambda lines: (
+                _ready(lines) and _is_well_formed(lines, *size) and any(base_url in line for line in lines[4:])
+            )
+        )
         client = OpenClaw(system_characters=6000, tool_characters=8000)
         for turn, words in enumerate(("Hello.", "Read the plan.", "Write a note."), start=1):
             status, data = post(port, CHAT, client.ask(words))
             assert status == 200, data
             client.hear(data["choices"][0]["message"]["content"] or "")
             terminal.wait_for(lambda lines, turn=turn: len(_rows(lines)[1]) == turn and _is_well_formed(lines, *size))
-        lines = _wait_for_figures(terminal, port)
-        assert "CACHE WORKS" in "\n".join(lines[:4])
-        assert any("llama-server's log" in line for line in lines)
+        _wait_for_figures(terminal, port)
+        terminal.wait_for(
+            lambda lines: (
+                "CACHE WORKS" in "\n".join(lines[:4]) and any("llama-server's log" in line for line in lines[4:])
+            )
+        )
         family = psutil.Process(terminal.process.pid).children(recursive=True)
         assert family
         terminal.press(b"keys that nobody asked for\x03")
