@@ -187,10 +187,12 @@ class ConversationMemory:
         total = chain.users[-1] if chain.users else 0
         for index in range(len(chain.links) - 1, -1, -1):
             link = chain.links[index]
+            if link not in self._links:
+                continue
             far = index < chain.answered and total - chain.users[index] > _MAX_TURNS_MISSED
             twins = [
                 twin
-                for twin in self._links.get(link, ())
+                for twin in self._links[link]
                 if _may_be(twin, session, same, mark) and (not far or _certain(twin, session, mark))
             ]
             if not twins:
