@@ -21,6 +21,7 @@ import re
 from typing import Any
 
 from kvstack.core.events import AnswerSeen
+from kvstack.llama.words import Words
 
 __all__ = ["AnswerTap"]
 
@@ -68,10 +69,12 @@ class AnswerTap:
     Attributes:
         started: Whether the first token of a stream came; pings, comments and prefill progress do not count.  Of an
             answer in one piece nobody can tell.
+        words: What the answer says, as far as it was read; of an answer in one piece only when `result` was asked.
     """
 
     def __init__(self, id: int, api: str | None, content_type: str) -> None:
         self.started = False
+        self.words = Words()
         self._id = id
         self._api = api
         self._stream = "event-stream" in content_type.lower()
@@ -81,11 +84,19 @@ class AnswerTap:
         self._event = _Bytes()
         self._event_has_data = False
         self._body = _Bytes()
+        self.words.whole = self._readable
         self._closed = False
         self._timings: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
         self._progress: dict[str, Any] = {}
         self._error: str | None = None
+
+    @property
+    def heard(self) -> bool:
+        """
+        Whether the client may have heard words: the first token of a stream, or a part of a body.
+        """
+        return self.started or (not self._stream and len(self._body) > 0)
 
     def feed(self, data: bytes) -> None:
         """
@@ -204,6 +215,8 @@ class AnswerTap:
     def _object(self, data: bytes, *, cut: bool = False) -> None:
         text = data.decode("utf-8", errors="replace")
         if cut:
+            if not self._stream:  # of a stream only its last event is so long, which says all of it once more
+                self.words.whole = False
             self.started = self.started or self._stream
             self._search(text)
             return
@@ -212,6 +225,7 @@ class AnswerTap:
         except (ValueError, RecursionError):
             return
         if isinstance(value, list):  # `/completion` with several prompts
+            self.words.whole = False
             value = value[0] if value else None
         if isinstance(value, dict):
             self._take(value)
@@ -245,6 +259,7 @@ class AnswerTap:
         timings = value.get("timings")
         if isinstance(timings, dict):
             self._timings.update(timings)
+        self.words.take(value)
         if not self.started and self._stream:
             self.started = _says_token(value, kind if isinstance(kind, str) else "")
 

@@ -11,26 +11,21 @@ In doubt nothing is remembered: a miss costs one prefill, a mix-up would put one
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Any, get_args
+from dataclasses import dataclass, field, replace
 
-from kvstack.prompt.dialects import Item
-from kvstack.prompt.recurring import NO_MARK, Mark, RecentRequests, link_up
-from kvstack.prompt.roles import Role
+from kvstack.prompt.answering import Answer, differs, fits
+from kvstack.prompt.recurring import NO_MARK, Mark, RecentRequests
 from kvstack.prompt.sharing import SharedBytes
 
-__all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered", "digest_item", "link_up"]
+__all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered"]
 
 # Requests between two remembered ones that the memory may have missed, in turns of the user, as long as no model has
 # spoken and nothing but words is known: more than that is rather another conversation that began with the same ones.
 _MAX_TURNS_MISSED = 2
 _MAX_TWINS = 4
-
-_ROLE_NAMES = {role: role.encode() for role in get_args(Role)}
+_MAX_ANSWERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +80,8 @@ class Remembered:
         same: What all its carriers have in common.
         users: Number of user items that count.
         mark: What was dropped from its first text and tells it apart.
+        answers: What the model answered to that request, each time that it was sent.
+        echoes: The request before it was answered, and held what was answered: its client keeps answers as they are.
     """
 
     conversation: str
@@ -97,6 +94,8 @@ class Remembered:
     same: str = ""
     users: int = 0
     mark: Mark = NO_MARK
+    answers: tuple[Answer, ...] = ()
+    echoes: bool = False
 
     def pieces(self) -> Iterator[tuple[object, int]]:
         """
@@ -110,6 +109,8 @@ class Remembered:
             yield appended, 128 + 2 * len(appended.text)
         for placed in self.placed:
             yield placed, 128 + 2 * (len(placed.raw) + len(placed.text))
+        for answer in self.answers:
+            yield answer, answer.cost_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,7 @@ class ConversationMemory:
         carried: Collection[str] = (),
         same: str = "",
         mark: Mark = NO_MARK,
+        held: Callable[[int], str] = lambda index: "",
     ) -> Remembered | None:
         """
         Find the conversation that a request continues.
@@ -178,6 +180,7 @@ class ConversationMemory:
             carried: Texts of the carriers that the request holds.
             same: What all carriers of the conversation have in common.
             mark: What was dropped from its first text and tells it apart.
+            held: Gives the answer that the request holds behind one of its items, empty if none follows.
 
         Returns:
             Its newest state that the request extends, or None if there is none or it is not certain.
@@ -200,6 +203,13 @@ class ConversationMemory:
             self._links.move_to_end(link)
             repeats = index == len(chain.links) - 1
             waiting = self._waiting(chain, twins, session, same, mark) if repeats else []
+            if answer := held(index):
+                twins = _answered(
+                    twins, answer, [_certain(twin, session, mark) for twin in twins], index < chain.answered
+                )
+                if not twins:
+                    # Nothing that is older either: what this is the next turn of has been lost.
+                    return None
             return _choose(twins, waiting, session, live or {}, carried if same else (), mark)
         return None
 
@@ -223,18 +233,24 @@ class ConversationMemory:
                     found.append(twin)
         return found
 
-    def remember(self, chain: Chain, state: Remembered) -> None:
+    def remember(self, chain: Chain, state: Remembered) -> Answer:
         """
         Keep the state of a conversation after a request.
+
+        Returns:
+            What is to become known of the answer to it.
         """
+        answer = Answer()
         if not chain.links:
-            return
+            return answer
         link = chain.links[-1]
         twins = self._links.pop(link, ())
         waiting = {twin.conversation for twin in twins if self._newest.get(twin.conversation) == link}
         self._forget(twins, link)
-        kept = tuple(twin for twin in twins if twin.conversation != state.conversation and not _alike(twin, state))
-        kept = (*kept, state)[-_MAX_TWINS:]
+        gone = [twin for twin in twins if twin.conversation == state.conversation or _alike(twin, state)]
+        answers = dict.fromkeys(answer for twin in gone for answer in twin.answers)
+        state = replace(state, answers=(*answers, answer)[-_MAX_ANSWERS:])
+        kept = (*(twin for twin in twins if twin not in gone), state)[-_MAX_TWINS:]
         self._links[link] = kept
         self._newest[state.conversation] = link
         self._newest |= {twin.conversation: link for twin in kept if twin.conversation in waiting}
@@ -242,8 +258,9 @@ class ConversationMemory:
         for twin in kept:
             self._bytes.take(twin.pieces())
         while self._links and (self._requests > self.max_requests or self.size_bytes > self.max_bytes):
-            gone, oldest = self._links.popitem(last=False)
-            self._forget(oldest, gone)
+            link, oldest = self._links.popitem(last=False)
+            self._forget(oldest, link)
+        return answer
 
     def _forget(self, twins: Sequence[Remembered], link: bytes) -> None:
         for twin in twins:
@@ -276,6 +293,30 @@ def _certain(twin: Remembered, session: str | None, mark: Mark) -> bool:
     Tell whether more than equal words says that this is the conversation.
     """
     return (session is not None and twin.session == session) or (mark.unique and twin.mark == mark)
+
+
+def _answered(twins: Sequence[Remembered], held: str, certain: Sequence[bool], first: bool) -> list[Remembered]:
+    """
+    Keep the states of which a request may hold the answer.
+
+    Args:
+        twins: The states.
+        held: The answer that the request holds.
+        certain: Of each state, whether it is the request's conversation, whatever was answered.
+        first: No model has spoken before.
+
+    Returns:
+        Those whose answer it is; if there is none, those whose answer it may be.
+    """
+    found = [replace(twin, echoes=fits(twin.answers, held)) for twin in twins]
+    if any(twin.echoes for twin in found):
+        return [twin for twin in found if twin.echoes]
+    return [
+        found[n]
+        for n, twin in enumerate(twins)
+        # A client that keeps answers in a way of its own is known by the answers before.
+        if certain[n] or not differs(twin.answers, held) or not (first or twin.echoes)
+    ]
 
 
 def _alike(one: Remembered, other: Remembered) -> bool:
@@ -333,64 +374,3 @@ def _choose(
     # Several states of one conversation: its first turn was sent again and had changed.
     one = all(mark.unique and twin.mark == mark for twin in twins)
     return twins[-1] if one or all(_alike(twins[0], twin) for twin in twins[1:]) else None
-
-
-def digest_item(item: Item, texts: Sequence[str]) -> bytes:
-    """
-    Digest what an item says; ids, `cache_control` and the form of its content do not count.
-
-    Args:
-        item: The item.
-        texts: Its texts as they count, in order.
-    """
-    pieces = [_ROLE_NAMES[item.role]]
-    beside = _beside_text(item.value)
-    for text in (*texts, *beside) if beside else texts:
-        data = text.strip().encode("utf-8", "surrogatepass")
-        if data:
-            pieces += (b"%d:" % len(data), data)
-    return blake2b(b"".join(pieces), digest_size=16).digest()
-
-
-def _beside_text(value: Any) -> list[str]:
-    """
-    Spell what an item holds beside text: calls with their arguments, results, images.
-    """
-    spelled: list[str] = []
-    if type(value) is not dict:
-        return spelled
-    calls = value.get("tool_calls")
-    if type(calls) is list:
-        for call in calls:
-            function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict):
-                spelled += [str(function.get("name")), str(function.get("arguments"))]
-    if "arguments" in value:
-        spelled += [str(value.get("name")), str(value["arguments"])]
-    content = value.get("content")
-    if type(content) is list:
-        for part in content:
-            if isinstance(part, dict):
-                spelled += _beside_part(part)
-    return spelled
-
-
-def _beside_part(part: dict[str, Any]) -> list[str]:
-    match part.get("type", "text"):
-        case "text" | "input_text" | "output_text" | "thinking" | "redacted_thinking" | "reasoning":
-            return []
-        case "tool_use":
-            return [str(part.get("name")), json.dumps(part.get("input"), sort_keys=True)]
-        case "tool_result":
-            return _flat(part.get("content"))
-        case _:
-            return [json.dumps({key: part[key] for key in part if key not in ("cache_control", "id")}, sort_keys=True)]
-
-
-def _flat(content: Any) -> list[str]:
-    if isinstance(content, list):
-        return [
-            part["text"] if isinstance(part, dict) and isinstance(part.get("text"), str) else json.dumps(part)
-            for part in content
-        ]
-    return [content] if isinstance(content, str) else [json.dumps(content)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kvstack.prompt.conversation import digest_item
 from kvstack.prompt.dialects import Document, Item, Text
+from kvstack.prompt.digest import digest_item
 from kvstack.prompt.editing import Op
 from kvstack.prompt.findings import Append, Carrier, Findings
 from kvstack.prompt.head import Head, HeadBlock, match_first

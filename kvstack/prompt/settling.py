@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from kvstack.prompt.conversation import digest_item
 from kvstack.prompt.dialects import Document, Item, spell_path
+from kvstack.prompt.digest import digest_item
 from kvstack.prompt.editing import Op, body_edits, changed_text, settle
 from kvstack.prompt.findings import Findings
 from kvstack.prompt.recurring import NO_MARK, Hit, Local, Mark

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import itemgetter
 
-from kvstack.prompt.conversation import Chain, ConversationMemory, Remembered, digest_item
+from kvstack.prompt.answering import Answer, answer_after, limit_tokens
+from kvstack.prompt.conversation import Chain, ConversationMemory, Remembered
 from kvstack.prompt.detection import detect_client, side_label
 from kvstack.prompt.dialects import Api, Document, api_of, read_document, spell_path
+from kvstack.prompt.digest import digest_item
 from kvstack.prompt.editing import Op, body_edits, changed_text, settle
 from kvstack.prompt.findings import Findings
 from kvstack.prompt.matching import find_all
@@ -51,6 +53,7 @@ class Stripped:
         side: What kind of side request this is, if it is one.
         warnings: What the user should know.
         edits: The replacements in the decoded body, ascending.
+        answer: Takes what becomes known of the answer, for the memory; who sends the body tells it.
     """
 
     body: bytes
@@ -66,6 +69,7 @@ class Stripped:
     side: str | None = None
     warnings: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()
+    answer: Answer = field(default_factory=Answer, compare=False)
 
 
 def apply_rules(
@@ -160,8 +164,7 @@ class _Request:
                 stamps += local.timestamps
                 ids += local.message_ids
         edits.sort(key=itemgetter(0, 1))
-        if self.memory is not None:
-            self._remember(chain, state, plan, live)
+        answer = self._remember(chain, state, plan, live)
         if not document.split:
             self.hits.append(Hit(_UNSPLIT, "", "untouched"))
         return Stripped(
@@ -178,6 +181,7 @@ class _Request:
             side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}, findings.heads),
             warnings=self._warnings(),
             edits=tuple(edits),
+            answer=answer,
         )
 
     def _force_cache_prompt(self) -> list[Edit]:
@@ -226,7 +230,9 @@ class _Request:
         carried = frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers)
         session = self._session()
         mark = findings.mark
-        state = self.memory.find(chain, session, live, carried, same, mark)
+        state = self.memory.find(
+            chain, session, live, carried, same, mark, lambda index: answer_after(self._counted, index)
+        )
         if state is None:
             state = Remembered(self.memory.name(), session=session, same=same, mark=mark)
         return replace(state, session=state.session or session, same=state.same or same), chain, live
@@ -257,9 +263,10 @@ class _Request:
         for op in appends:
             self._hit(op.rule, op.text.path)
 
-    def _remember(self, chain: Chain, state: Remembered, plan: Plan, live: Mapping[str, str]) -> None:
-        assert self.memory is not None
-        self.memory.remember(
+    def _remember(self, chain: Chain, state: Remembered, plan: Plan, live: Mapping[str, str]) -> Answer:
+        if self.memory is None:
+            return Answer()
+        answer = self.memory.remember(
             chain,
             replace(
                 state,
@@ -271,6 +278,8 @@ class _Request:
                 users=chain.users[-1] if chain.users else 0,
             ),
         )
+        answer.limit_tokens = limit_tokens(self.document.top)
+        return answer
 
     def _warnings(self) -> tuple[str, ...]:
         found = []

@@ -27,6 +27,7 @@ from kvstack.core.events import (
     RuleHit,
 )
 from kvstack.llama.answers import AnswerTap
+from kvstack.prompt.answering import Answer, spoken
 from kvstack.prompt.dialects import api_of
 from kvstack.prompt.former import Compared
 from kvstack.prompt.rules import Stripped
@@ -54,6 +55,7 @@ _PROBED = frozenset({"/", "/health", "/v1/health", "/api/hello"})
 class _Progress:
     """How far one request came, for its last event."""
 
+    answer: Answer
     status: int | None = None
     answering: bool = False
     error: str | None = None
@@ -176,7 +178,7 @@ class Forward:
         stripped = await self._stripped(body, scope) if api is not None and scope["method"] == "POST" else None
         counted = stripped is not None and not scope["path"].rstrip("/").endswith(_SIDE_ROUTES)
         number = next(self._numbers) if counted else None
-        progress = _Progress()
+        progress = _Progress(stripped.answer if stripped is not None and counted else Answer())
         cancelled = True
         try:
             if stripped is not None and number is not None:
@@ -195,6 +197,7 @@ class Forward:
                 await self._reply_error(scope, send, api, 503, "the stack is stopping")
             raise
         finally:
+            progress.answer.end()  # if it has not yet: nothing was said
             if number is not None:
                 failed = progress.error is not None or (progress.status or 0) >= 400
                 self._publish(
@@ -287,6 +290,7 @@ class Forward:
             if number is not None:
                 self._publish(RequestForwarded(time.time(), number))
                 self._sent(number, scope["path"], body)
+                progress.answer.expect()
             try:
                 async with self._upstream.open(scope["method"], target, headers, body) as stream:
                     progress.status = stream.status
@@ -332,6 +336,8 @@ class Forward:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
                 if tap is not None:
                     tap.feed(piece)
+                    if tap.heard:
+                        progress.answer.begin()
                     if tap.started and not started and number is not None:
                         started = True
                         self._publish(FirstByteSent(time.time(), number))
@@ -339,6 +345,8 @@ class Forward:
         finally:
             if tap is not None:
                 answer = tap.result()
+                words = tap.words
+                progress.answer.end(spoken(words.text, words.calls) if words.whole else None, answer.generated_tokens)
                 progress.error = progress.error or answer.error
                 self._publish(answer)
 

@@ -1,0 +1,216 @@
+"""What an answer says: its text and tool calls, of recorded answers and of each dialect's form of calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvstack.llama.answers import AnswerTap
+from tests.unit.answers.test_answers import BUILDS, GOLDEN, JSON, SSE, TOKENS, content_type, sse
+
+CALL = ("read", '{"path": "a.txt"}')
+
+
+def read(body: bytes, kind: str, api: str = "chat") -> AnswerTap:
+    """A tap that read a body to its end."""
+    tap = AnswerTap(1, api, kind)
+    tap.feed(body)
+    tap.result()
+    return tap
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("name", TOKENS)
+def test_recorded_answers(build: str, name: str) -> None:
+    """The text of each recorded answer is what its body spells, in one piece or in deltas; none calls a tool."""
+    api, _ = TOKENS[name]
+    body = (GOLDEN / build / f"{name}.txt").read_bytes()
+    words = read(body, content_type(name), api).words
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")] or [json.loads(body)]
+    assert words.text == "".join(spelled(event) for event in events)
+    assert (words.calls, words.whole) == ([], True)
+    assert words.text or name == "completion-n0"
+
+
+def spelled(event: dict[str, object]) -> str:
+    """The text of one object of these recordings, looked up by the keys that each of them has."""
+    match event:
+        case {"choices": [{"delta": {"content": str(text)}}]} | {"choices": [{"message": {"content": str(text)}}]}:
+            return text
+        case {"choices": [{"text": str(text)}]} | {"content": str(text)} | {"content": [{"text": str(text)}]}:
+            return text
+        case {"type": "response.output_text.delta", "delta": str(text)} | {"delta": {"text": str(text)}}:
+            return text
+        case {"object": "response", "output": [{"content": [{"text": str(text)}]}]}:
+            return text
+    return ""
+
+
+CALLING = {
+    "chat": (
+        JSON,
+        {
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {
+                        "content": "Let me see.",
+                        "reasoning_content": "hm",
+                        "tool_calls": [{"function": {"name": CALL[0], "arguments": CALL[1]}}],
+                    },
+                }
+            ]
+        },
+    ),
+    "responses": (
+        JSON,
+        {
+            "object": "response",
+            "output": [
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "message", "content": [{"type": "output_text", "text": "Let me see."}]},
+                {"type": "function_call", "name": CALL[0], "arguments": CALL[1]},
+            ],
+        },
+    ),
+    "messages": (
+        JSON,
+        {
+            "type": "message",
+            "content": [
+                {"type": "thinking", "thinking": "hm"},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "name": CALL[0], "input": json.loads(CALL[1])},
+            ],
+        },
+    ),
+}
+STREAMED = {
+    "chat": [
+        {"choices": [{"index": 0, "delta": delta}]}
+        for delta in (
+            {"role": "assistant", "content": None},
+            {"reasoning_content": "hm"},
+            {"content": "Let me "},
+            {"content": "see."},
+            {"tool_calls": [{"index": 0, "function": {"name": CALL[0], "arguments": ""}}]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": CALL[1][:5]}}]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": CALL[1][5:]}}]},
+        )
+    ],
+    "responses": [
+        {"type": "response.reasoning_text.delta", "delta": "hm"},
+        {"type": "response.output_text.delta", "delta": "Let me "},
+        {"type": "response.output_text.delta", "delta": "see."},
+        {"type": "response.output_item.done", "output_index": 0, "item": {"type": "message", "content": []}},
+        {
+            "type": "response.output_item.done",
+            "output_index": 1,
+            "item": {"type": "function_call", "name": CALL[0], "arguments": CALL[1]},
+        },
+    ],
+    "messages": [
+        {"type": "message_start", "message": {"type": "message", "content": [], "usage": {"input_tokens": 1}}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "hm"}},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Let me "}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "see."}},
+        {
+            "type": "content_block_start",
+            "index": 2,
+            "content_block": {"type": "tool_use", "name": CALL[0], "input": {}},
+        },
+        {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": CALL[1][:5]}},
+        {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": CALL[1][5:]}},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 9}},
+    ],
+}
+BODIES = {
+    **{name: (kind, json.dumps(value).encode()) for name, (kind, value) in CALLING.items()},
+    **{f"{name}, streamed": (SSE, sse(*events)) for name, events in STREAMED.items()},
+    "responses, whole at the end": (
+        SSE,
+        sse(*STREAMED["responses"], {"type": "response.completed", "response": CALLING["responses"][1]}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_text_and_calls(name: str) -> None:
+    """Thinking stays out, and of a call name and arguments are known, as text or as a value."""
+    kind, body = BODIES[name]
+    words = read(body, kind).words
+    assert words.text == "Let me see."
+    ((called, arguments),) = words.calls
+    spelled = json.loads(arguments) if isinstance(arguments, str) else arguments
+    assert (called, spelled) == ("read", {"path": "a.txt"})
+
+
+def test_several_calls_of_one_answer() -> None:
+    """Pieces go to the call that they belong to."""
+    pieces = [(0, "one", '{"a"'), (1, "two", '{"b"'), (0, None, ": 1}"), (1, None, ": 2}")]
+    events = [
+        {"choices": [{"delta": {"tool_calls": [{"index": index, "function": {"name": name, "arguments": text}}]}}]}
+        for index, name, text in pieces
+    ]
+    assert read(sse(*events), SSE).words.calls == [("one", '{"a": 1}'), ("two", '{"b": 2}')]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (JSON, b'{"choices": [{"index": 0, "message": {"content": "a"}}, {"index": 1, "message": {"content": "b"}}]}'),
+        (JSON, b'[{"content": "a"}, {"content": "b"}]'),
+        (JSON, b'{"content": "' + b"x" * (1 << 21) + b'"}'),
+        ("text/plain", b"a"),
+    ],
+    ids=["choices", "prompts", "too long", "no JSON"],
+)
+def test_what_is_not_known_whole_is_said_so(kind: str, body: bytes) -> None:
+    """Of several answers only the client knows which one it takes; of a body that is too long the words are lost."""
+    assert not read(body, kind).words.whole
+
+
+def test_words_are_bounded() -> None:
+    """However long an answer and its calls are, a bounded part of them is kept."""
+    tap = AnswerTap(1, "chat", SSE)
+    long = "x" * 10_000
+    for number in range(1000):
+        call = {"index": number // 10, "function": {"name": "f", "arguments": long}}
+        tap.feed(sse({"choices": [{"delta": {"content": long, "tool_calls": [call]}}]}))
+    assert len(tap.words.text) == 1 << 16
+    assert sum(len(arguments) for _, arguments in tap.words.calls) <= 16 << 16
+    assert tap.words.whole
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"choices": [None, {"delta": None}, {"index": 0, "delta": {"content": 1, "tool_calls": [None, {}, 1]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": {}, "function": {"name": [], "arguments": {}}}]}}]},
+        {"type": "content_block_delta", "index": [], "delta": None},
+        {"type": "content_block_start", "content_block": []},
+        {"type": "response.completed", "response": {"output": [None, {"type": []}]}},
+        {"type": "response.output_item.done", "item": 1},
+        {"object": "response", "output": {}},
+        {"content": {"a": 1}},
+    ],
+)
+def test_it_never_raises(value: object) -> None:
+    """Whatever a server sends, there are no words in it at worst."""
+    for kind, body in ((SSE, sse(value)), (JSON, json.dumps(value).encode())):
+        assert read(body, kind).words.text == ""
+
+
+def test_when_the_client_may_have_heard() -> None:
+    """Of a stream with its first token, of a body with its first byte."""
+    stream, whole = AnswerTap(1, "chat", SSE), AnswerTap(1, "chat", JSON)
+    stream.feed(b": ping\n\n" + sse({"choices": [{"delta": {"role": "assistant"}}]}))
+    assert not stream.heard
+    assert not whole.heard
+    stream.feed(sse({"choices": [{"delta": {"content": "a"}}]}))
+    whole.feed(b"{")
+    assert stream.heard
+    assert whole.heard

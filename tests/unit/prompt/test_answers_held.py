@@ -1,0 +1,315 @@
+"""
+The answer that went out tells conversations apart which began with the same words: what a request holds in its place
+was never answered to another one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstack.prompt.answering import Answer, Call, spoken
+from kvstack.prompt.conversation import ConversationMemory
+from kvstack.prompt.rules import RuleSet, Stripped, apply_rules
+
+Message = dict[str, Any]
+OLD, NEW = "2026-11-29", "2026-11-30"
+HELLO: Message = {"role": "user", "content": "hello"}
+MORE: Message = {"role": "user", "content": "more"}
+SAID = "Hi! How can I help you today?"
+OTHER = "Hello. What would you like me to do?"
+
+
+def pi(day: str) -> Message:
+    """Pi's system message."""
+    text = f"operating inside pi, a coding agent harness\nCurrent date: {day}\nCurrent working directory: /x"
+    return {"role": "system", "content": text}
+
+
+def says(text: str | None, *calls: Call) -> Message:
+    """An answer as a chat client keeps it."""
+    made = [{"id": "x", "type": "function", "function": {"name": name, "arguments": args}} for name, args in calls]
+    return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
+
+
+def ask(rules: RuleSet, memory: ConversationMemory, *messages: Message, **headers: str) -> Stripped:
+    """Apply the rules to a chat request."""
+    body = json.dumps({"messages": messages, "max_tokens": 100}).encode()
+    return apply_rules(body, "/v1/chat/completions", rules, memory, list(headers.items()))
+
+
+def answered(answer: Answer, text: str, *calls: Call, tokens: int | None = 9) -> None:
+    """Let an answer go out."""
+    answer.expect()
+    answer.begin()
+    answer.end(spoken(text, calls), tokens)
+
+
+def texts(stripped: Stripped) -> list[str]:
+    """What goes upstream."""
+    return [item["content"] for item in json.loads(stripped.body)["messages"]]
+
+
+def day_of(stripped: Stripped) -> str:
+    """The date that Pi's system text has upstream."""
+    return texts(stripped)[0].split("Current date: ")[1][:10]
+
+
+def test_another_conversations_second_turn(rules: RuleSet) -> None:
+    """The one that it continues was lost: it gets nothing of one that merely began alike, neither now nor later."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, SAID)
+    second = ask(rules, memory, pi(NEW), HELLO, says(OTHER), MORE)
+    assert texts(second) == [pi(NEW)["content"], "hello", OTHER, "more"]
+    answered(second.answer, "Done.")
+    third = ask(rules, memory, pi("2026-12-01"), HELLO, says(OTHER), MORE, says("Done."), MORE)
+    assert day_of(third) == NEW
+
+
+def test_its_own_second_turn(rules: RuleSet) -> None:
+    """Its answer came back: the date stays, and the new one is announced."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, SAID)
+    second = ask(rules, memory, pi(NEW), HELLO, says(SAID), MORE)
+    assert texts(second) == [pi(OLD)["content"], "hello", SAID, f"more\n\n[Current date: {NEW}]"]
+
+
+LONG = " ".join(f"Line {n} of the file says {n * 7919 % 101}." for n in range(60))
+CALL = ("read", '{"path":"notes.txt","limit":20}')
+
+
+@pytest.mark.parametrize(
+    ("went_out", "kept"),
+    [
+        ((SAID,), (f"  {SAID}\n",)),
+        ((f"<think>They greet me, so I greet them.</think>\n\n{SAID}",), (SAID,)),
+        ((f"They greet me, so I greet them.</think>{SAID}",), (SAID,)),
+        ((f"[[reply_to_current]] {SAID}",), (SAID,)),
+        ((SAID,), (SAID.replace("!", "! 👋").replace("'", "\u2019"),)),
+        ((LONG,), (LONG[:150],)),
+        ((LONG[:150],), (LONG[:170] + "\n[interrupted]",)),
+        ((LONG,), (LONG.replace("Line 2 ", "**Line 2** "),)),
+        (("Let me see.", CALL), ("Let me see.", ("read", '{"limit": 20, "path": "notes.txt"}'))),
+        (("Let me see.", CALL), (None, CALL)),
+        (("", CALL, ("ls", "{}")), ("", CALL, ("ls", "{}"))),
+        (("", ("say", '{"text":"caf\\u00e9"}')), ("", ("say", '{"text": "café"}'))),
+        (("", ("run", "{broken")), ("", ("run", "{broken"))),
+    ],
+    ids=[
+        "white space",
+        "thinking",
+        "thinking opened by the template",
+        "a tag",
+        "signs",
+        "cut off by the client",
+        "stopped by its user",
+        "emphasis",
+        "arguments in another order",
+        "text left out beside a call",
+        "calls",
+        "escapes",
+        "arguments that are no JSON",
+    ],
+)
+def test_clients_keep_answers_in_their_own_ways(
+    rules: RuleSet, went_out: tuple[Any, ...], kept: tuple[Any, ...]
+) -> None:
+    """It is the same answer."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, *went_out)
+    assert day_of(ask(rules, memory, pi(NEW), HELLO, says(*kept), MORE)) == OLD
+
+
+@pytest.mark.parametrize(
+    ("went_out", "kept"),
+    [
+        (("Hi",), ("Hi Ann, the build is broken since this morning, shall I look?",)),
+        (("ok",), ("Look at this book.",)),
+        ((LONG,), (LONG.replace("says", "reads"),)),
+        ((LONG,), (LONG[1100:],)),
+        (("", CALL), ("", ("read", '{"path":"other.txt","limit":20}'))),
+        (("", CALL), ("", ("write", CALL[1].replace("limit", "offset")))),
+        (("",), (SAID,)),
+        (("👍",), (SAID,)),
+        ((f"<think>{SAID}",), (SAID,)),
+        (("你好，我能帮你什么？",), ("早上好，今天要做什么呢？",)),
+    ],
+)
+def test_what_is_another_answer(rules: RuleSet, went_out: tuple[Any, ...], kept: tuple[Any, ...]) -> None:
+    """Words in common do not make it the same."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, *went_out)
+    assert day_of(ask(rules, memory, pi(NEW), HELLO, says(*kept), MORE)) == NEW
+
+
+def waits(answer: Answer) -> None:
+    """It was sent, and nothing came."""
+    answer.expect()
+
+
+def breaks(answer: Answer) -> None:
+    """The client left, or the server failed, before the first word."""
+    answer.expect()
+    answer.end()
+
+
+def begins(answer: Answer) -> None:
+    """The client hears it."""
+    answer.expect()
+    answer.begin()
+
+
+def stops_at_its_limit(answer: Answer) -> None:
+    """As probes have it, and those who replay what they recorded."""
+    answered(answer, "Hi", tokens=100)
+
+
+def is_lost(answer: Answer) -> None:
+    """Its body was too long to be read."""
+    begins(answer)
+    answer.end(None, 9)
+
+
+def never_went_out(answer: Answer) -> None:
+    """It was counted or rendered, or the stack was not ready."""
+    answer.end()
+
+
+@pytest.mark.parametrize(
+    ("fate", "day"),
+    [(waits, NEW), (breaks, NEW), (begins, OLD), (stops_at_its_limit, OLD), (is_lost, OLD), (never_went_out, OLD)],
+)
+def test_as_far_as_it_is_known(rules: RuleSet, fate: Callable[[Answer], None], day: str) -> None:
+    """Who has heard nothing cannot go on from it; what was heard and is not known tells nothing."""
+    memory = ConversationMemory()
+    fate(ask(rules, memory, pi(OLD), HELLO).answer)
+    assert day_of(ask(rules, memory, pi(NEW), HELLO, says(OTHER), MORE)) == day
+
+
+def test_a_request_that_was_sent_twice(rules: RuleSet) -> None:
+    """Its client takes one of the answers, and any of them is known."""
+    for taken in (SAID, OTHER):
+        memory = ConversationMemory()
+        for text in (SAID, OTHER):
+            answered(ask(rules, memory, pi(OLD), HELLO).answer, text)
+        ask(rules, memory, pi(OLD), HELLO)
+        assert day_of(ask(rules, memory, pi(NEW), HELLO, says(taken), MORE)) == OLD
+
+
+def test_twins_are_told_apart(rules: RuleSet) -> None:
+    """Two that began with the same words go on as what was answered to them, in any order."""
+    for first, second in ((OLD, NEW), (NEW, OLD)):
+        memory = ConversationMemory()
+        for day, text in ((OLD, SAID), (NEW, OTHER)):
+            answered(ask(rules, memory, pi(day), HELLO).answer, text)
+        for day in (first, second):
+            text = {OLD: SAID, NEW: OTHER}[day]
+            assert day_of(ask(rules, memory, pi("2026-12-01"), HELLO, says(text), MORE)) == day
+
+
+def test_later_turns_of_a_client_that_keeps_answers(rules: RuleSet) -> None:
+    """Equal words and answers up to a turn, and then another answer: that is another conversation."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, SAID)
+    answered(ask(rules, memory, pi(OLD), HELLO, says(SAID), MORE).answer, "Done.")
+    third = ask(rules, memory, pi(NEW), HELLO, says(SAID), MORE, says("There is nothing more."), MORE)
+    assert texts(third)[0::5] == [pi(NEW)["content"], "more"]
+
+
+def test_later_turns_of_a_client_that_alters_them(rules: RuleSet) -> None:
+    """One whose answers never come back as they were costs one prefill at its first turn, and no more."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, "Guten Tag, was darf ich tun?")
+    second = ask(rules, memory, pi(NEW), HELLO, says(SAID), MORE)
+    answered(second.answer, "Das ist erledigt.")
+    third = ask(rules, memory, pi("2026-12-01"), HELLO, says(SAID), MORE, says("Done."), MORE)
+    assert day_of(third) == NEW
+    assert third.conversation == second.conversation
+
+
+def test_an_answer_that_its_user_edited(rules: RuleSet) -> None:
+    """It is rather another conversation: one prefill, and no error."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, SAID)
+    second = ask(rules, memory, pi(NEW), HELLO, says("I was edited by hand."), MORE)
+    answered(second.answer, "Done.")
+    third = ask(rules, memory, pi("2026-12-01"), HELLO, says("I was edited by hand."), MORE, says("Done."), MORE)
+    assert (day_of(second), day_of(third)) == (NEW, NEW)
+
+
+def test_a_session_needs_no_answer(rules: RuleSet) -> None:
+    """Where the client names its conversation, it may keep what it wants."""
+    memory = ConversationMemory()
+    session = {"user-agent": "opencode/1", "x-session-id": "s"}
+
+    def opencode(day: str) -> Message:
+        return {"role": "system", "content": f"<env>\n  Today's date: {day}\n</env>"}
+
+    answered(ask(rules, memory, opencode("Sun Nov 29 2026"), HELLO, **session).answer, SAID)
+    second = ask(rules, memory, opencode("Mon Nov 30 2026"), HELLO, says(OTHER), MORE, **session)
+    assert "Sun Nov 29 2026" in texts(second)[0]
+
+
+def test_carriers_of_one_chat(rules: RuleSet) -> None:
+    """The carrier of a session that began with the same word never stands in another one of that chat."""
+    memory = ConversationMemory()
+
+    def carrier(number: int) -> Message:
+        said = f'"chat_id": "7", "message_id": "m{number}"'
+        text = f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{said}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+        return {"role": "user", "content": text}
+
+    system = {"role": "system", "content": "running inside OpenClaw"}
+    answered(ask(rules, memory, system, HELLO, carrier(1)).answer, SAID)
+    other = ask(rules, memory, system, HELLO, says(OTHER), MORE, carrier(9))
+    own = ask(rules, memory, system, HELLO, says(SAID), MORE, carrier(2))
+    assert not any("m1" in text for text in texts(other))
+    assert ["m1" in text for text in texts(own)] == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "answer"),
+    [
+        ("/v1/responses", "input", {"type": "message", "role": "assistant", "content": [{"type": "output_text"}]}),
+        ("/v1/messages", "messages", {"role": "assistant", "content": [{"type": "text"}]}),
+    ],
+)
+def test_the_other_dialects(rules: RuleSet, path: str, first: str, answer: Message) -> None:
+    """What an answer holds is found in each."""
+    for kept, day in ((SAID, OLD), (OTHER, NEW)):
+        memory = ConversationMemory()
+        key = "instructions" if first == "input" else "system"
+
+        def send(date: str, *items: Message, key: str = key, memory: ConversationMemory = memory) -> Stripped:
+            body = json.dumps({key: pi(date)["content"], first: items}).encode()
+            return apply_rules(body, path, rules, memory)
+
+        answered(send(OLD, HELLO).answer, SAID)
+        part = {**answer["content"][0], "text": kept}
+        sent = json.loads(send(NEW, HELLO, {**answer, "content": [part]}, MORE).body)
+        assert f"Current date: {day}" in sent[key]
+
+
+def test_calls_and_text_of_one_answer_in_several_items(rules: RuleSet) -> None:
+    """The Responses dialect has an item for each; together they are the answer."""
+    for args, day in (('{"path": "a"}', OLD), ('{"path": "another one"}', NEW)):
+        memory = ConversationMemory()
+
+        def send(date: str, *items: Message, memory: ConversationMemory = memory) -> Stripped:
+            body = json.dumps({"instructions": pi(date)["content"], "input": items}).encode()
+            return apply_rules(body, "/v1/responses", rules, memory)
+
+        answered(send(OLD, HELLO).answer, "", ("read", '{"path":"a"}'), ("ls", "{}"))
+        second = send(
+            NEW,
+            HELLO,
+            {"type": "reasoning", "summary": []},
+            {"type": "function_call", "call_id": "1", "name": "read", "arguments": args},
+            {"type": "function_call", "call_id": "2", "name": "ls", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "x"},
+            {"type": "function_call_output", "call_id": "2", "output": "y"},
+        )
+        assert f"Current date: {day}" in json.loads(second.body)["instructions"]
