@@ -253,21 +253,34 @@ def test_a_session_needs_no_answer(rules: RuleSet) -> None:
     assert "Sun Nov 29 2026" in texts(second)[0]
 
 
+OPENCLAW: Message = {"role": "system", "content": "running inside OpenClaw"}
+
+
+def carrier(number: int) -> Message:
+    """The carrier message of a turn in one chat."""
+    said = f'"chat_id": "7", "message_id": "m{number}"'
+    text = f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{said}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    return {"role": "user", "content": text}
+
+
 def test_carriers_of_one_chat(rules: RuleSet) -> None:
     """The carrier of a session that began with the same word never stands in another one of that chat."""
     memory = ConversationMemory()
-
-    def carrier(number: int) -> Message:
-        said = f'"chat_id": "7", "message_id": "m{number}"'
-        text = f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{said}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
-        return {"role": "user", "content": text}
-
-    system = {"role": "system", "content": "running inside OpenClaw"}
-    answered(ask(rules, memory, system, HELLO, carrier(1)).answer, SAID)
-    other = ask(rules, memory, system, HELLO, says(OTHER), MORE, carrier(9))
-    own = ask(rules, memory, system, HELLO, says(SAID), MORE, carrier(2))
+    answered(ask(rules, memory, OPENCLAW, HELLO, carrier(1)).answer, SAID)
+    other = ask(rules, memory, OPENCLAW, HELLO, says(OTHER), MORE, carrier(9))
+    own = ask(rules, memory, OPENCLAW, HELLO, says(SAID), MORE, carrier(2))
     assert not any("m1" in text for text in texts(other))
     assert ["m1" in text for text in texts(own)] == [False, False, True, False, False, False]
+
+
+def test_a_first_turn_that_was_sent_again_with_another_carrier(rules: RuleSet) -> None:
+    """The carrier that stays is the one of the request whose answer was taken."""
+    memory = ConversationMemory()
+    for number, text in ((1, SAID), (2, OTHER)):
+        answered(ask(rules, memory, OPENCLAW, HELLO, carrier(number)).answer, text)
+    for number, text in ((1, SAID), (2, OTHER)):
+        second = texts(ask(rules, memory, OPENCLAW, HELLO, says(text), MORE, carrier(3)))
+        assert second == [OPENCLAW["content"], "hello", carrier(number)["content"], text, "more", carrier(3)["content"]]
 
 
 @pytest.mark.parametrize(
