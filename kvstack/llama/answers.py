@@ -33,6 +33,8 @@ _TAIL_BYTES = 1 << 16
 
 _ERROR_KEPT = 500
 
+_LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
+
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _FIGURES = re.compile(r'"(usage|timings)"\s*:\s*(?=\{)')
 
@@ -69,11 +71,13 @@ class AnswerTap:
     Attributes:
         started: Whether the first token of a stream came; pings, comments and prefill progress do not count.  Of an
             answer in one piece nobody can tell.
+        ended: The last event of a stream came.
         words: What the answer says, as far as it was read; of an answer in one piece only when `result` was asked.
     """
 
     def __init__(self, id: int, api: str | None, content_type: str) -> None:
         self.started = False
+        self.ended = False
         self.words = Words()
         self._id = id
         self._api = api
@@ -84,7 +88,7 @@ class AnswerTap:
         self._event = _Bytes()
         self._event_has_data = False
         self._body = _Bytes()
-        self.words.whole = self._readable
+        self.words.lost = not self._readable
         self._closed = False
         self._timings: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
@@ -194,7 +198,9 @@ class AnswerTap:
             return
         self._event_has_data = False
         data, cut = self._event.take()
-        if data != b"[DONE]":
+        if data == b"[DONE]":
+            self.ended = True
+        else:
             self._object(data, cut=cut)
 
     def _close(self) -> None:
@@ -216,16 +222,17 @@ class AnswerTap:
         text = data.decode("utf-8", errors="replace")
         if cut:
             if not self._stream:  # of a stream only its last event is so long, which says all of it once more
-                self.words.whole = False
+                self.words.lost = True
             self.started = self.started or self._stream
             self._search(text)
             return
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
+            self.words.lost = True
             return
         if isinstance(value, list):  # `/completion` with several prompts
-            self.words.whole = False
+            self.words.lost = True
             value = value[0] if value else None
         if isinstance(value, dict):
             self._take(value)
@@ -260,6 +267,7 @@ class AnswerTap:
         if isinstance(timings, dict):
             self._timings.update(timings)
         self.words.take(value)
+        self.ended = self.ended or kind in _LAST_EVENTS or value.get("stop") is True
         if not self.started and self._stream:
             self.started = _says_token(value, kind if isinstance(kind, str) else "")
 
@@ -269,9 +277,16 @@ class AnswerTap:
             error = value  # responses: the event itself carries the message
         if isinstance(error, dict):
             text = error.get("message")
-            error = text if isinstance(text, str) else json.dumps(error)
+            error = text if isinstance(text, str) else _spell(error)
         if isinstance(error, str) and error:
             self._error = error[:_ERROR_KEPT]
+
+
+def _spell(error: dict[str, Any]) -> str:
+    try:
+        return json.dumps(error)
+    except RecursionError:  # it was read with a few frames less
+        return "an error that is nested too deeply"
 
 
 def _says_token(value: dict[str, Any], kind: str) -> bool:

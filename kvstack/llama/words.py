@@ -18,27 +18,10 @@ from typing import Any
 
 __all__ = ["Words"]
 
-_KEPT_CHARS = 1 << 16
-"""Text is kept up to this length, and so are the arguments of each call."""
-
-_KEPT_CALLS = 16
-
-
-@dataclass(slots=True)
-class _Pieces:
-    """Text that comes in pieces, up to a length."""
-
-    pieces: list[str] = field(default_factory=list)
-    room: int = _KEPT_CHARS
-
-    def add(self, text: Any) -> None:
-        """Take the next piece, if it is one."""
-        if isinstance(text, str) and text and self.room > 0:
-            self.pieces.append(text[: self.room])
-            self.room -= len(text)
-
-    def __str__(self) -> str:
-        return "".join(self.pieces)
+_TEXT_CHARS = 1 << 16
+_ARGUMENTS_CHARS = 1 << 18
+_MAX_CALLS = 64
+"""What is kept: so much text, so much of the arguments of all calls, so many calls."""
 
 
 @dataclass(slots=True)
@@ -47,7 +30,7 @@ class _Call:
 
     name: str = ""
     value: Any = None
-    text: _Pieces = field(default_factory=_Pieces)
+    pieces: list[str] = field(default_factory=list)
 
 
 class Words:
@@ -55,20 +38,30 @@ class Words:
     Collects what one answer says.  It never raises, and its memory is bounded.
 
     Attributes:
-        whole: Nothing that the client may take for the answer was left out.
+        lost: Something that the client may take for the answer was left out.
     """
 
     def __init__(self) -> None:
-        self._text = _Pieces()
-        self._calls: dict[int | None, _Call] = {}
-        self.whole = True
+        self.lost = False
+        self._seen = False
+        self._text: list[str] = []
+        self._text_room = _TEXT_CHARS
+        self._calls: dict[object, _Call] = {}
+        self._arguments_room = _ARGUMENTS_CHARS
+
+    @property
+    def whole(self) -> bool:
+        """
+        Whether this is all that the client may take for the answer, as far as it came.
+        """
+        return self._seen and not self.lost
 
     @property
     def text(self) -> str:
         """
         The text so far.
         """
-        return str(self._text)
+        return "".join(self._text)
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
@@ -76,7 +69,7 @@ class Words:
         Names and arguments of the first tool calls so far, as JSON text or values.
         """
         calls = self._calls.values()
-        return [(call.name, str(call.text) if call.value is None else call.value) for call in calls]
+        return [(call.name, "".join(call.pieces) if call.value is None else call.value) for call in calls]
 
     def take(self, value: dict[str, Any]) -> None:
         """
@@ -85,26 +78,32 @@ class Words:
         kind = value.get("type")
         choices = value.get("choices")
         if isinstance(choices, list):
+            self._seen = True
             self._take_choices(choices)
         elif value.get("object") == "response" or kind == "message":
+            self._seen = True
             self._take_items(value.get("output") or value.get("content"))
         elif isinstance(kind, str):
+            self._seen = True
             self._take_event(kind, value)
+        elif value.get("index") in (0, None):
+            self._seen = self._seen or "content" in value or "error" in value
+            self._say(value.get("content"))
         else:
-            self._text.add(value.get("content"))
+            self.lost = True  # one of several prompts
 
     def _take_choices(self, choices: list[Any]) -> None:
         for choice in choices:
             if not isinstance(choice, dict):
                 continue
             if choice.get("index") not in (0, None):
-                self.whole = False  # only the client knows which one it takes
+                self.lost = True  # only the client knows which one it takes
                 continue
-            self._text.add(choice.get("text"))
+            self._say(choice.get("text"))
             for key in ("delta", "message"):
                 said = choice.get(key)
                 if isinstance(said, dict):
-                    self._text.add(said.get("content"))
+                    self._say(said.get("content"))
                     calls = said.get("tool_calls")
                     for n, call in enumerate(calls if isinstance(calls, list) else ()):
                         if isinstance(call, dict):
@@ -116,18 +115,19 @@ class Words:
         elif kind == "content_block_delta":
             delta = value.get("delta")
             if isinstance(delta, dict):
-                self._text.add(delta.get("text"))
+                self._say(delta.get("text"))
                 self._take_call(value.get("index"), {"arguments": delta.get("partial_json")})
         elif kind == "response.output_text.delta":
-            self._text.add(value.get("delta"))
+            self._say(value.get("delta"))
         elif kind == "response.output_item.done":
             item = value.get("item")
             if isinstance(item, dict) and item.get("type") == "function_call":
-                self._take_call(value.get("output_index"), item)
+                self._take_call(item.get("id") or len(self._calls), item)
         elif kind == "response.completed":
             response = value.get("response")
             if isinstance(response, dict) and response.get("output"):
-                self._text, self._calls = _Pieces(), {}
+                self._text, self._text_room = [], _TEXT_CHARS
+                self._calls, self._arguments_room = {}, _ARGUMENTS_CHARS
                 self._take_items(response["output"])
 
     def _take_items(self, items: Any) -> None:
@@ -139,7 +139,7 @@ class Words:
             return
         match item.get("type"):
             case "text" | "output_text":
-                self._text.add(item.get("text"))
+                self._say(item.get("text"))
             case "message":
                 self._take_items(item.get("content"))
             case "function_call":
@@ -151,11 +151,27 @@ class Words:
         if not isinstance(function, dict):
             return
         arguments = function.get("arguments")
-        index = index if isinstance(index, int) else None
+        index = index if isinstance(index, int | str) else None
         call = self._calls.get(index)
         if call is None:
-            if len(self._calls) >= _KEPT_CALLS or not (function.get("name") or arguments):
+            if not (function.get("name") or arguments):
+                return
+            if len(self._calls) >= _MAX_CALLS:
+                self.lost = True
                 return
             call = self._calls[index] = _Call(value=function.get("value"))
         call.name = call.name or str(function.get("name") or "")
-        call.text.add(arguments)
+        if isinstance(arguments, str) and arguments:
+            self._arguments_room -= len(arguments)
+            if self._arguments_room < 0:
+                self.lost = True
+            else:
+                call.pieces.append(arguments)
+
+    def _say(self, text: Any) -> None:
+        if isinstance(text, str) and text:
+            self._text_room -= len(text)
+            if self._text_room < 0:
+                self.lost = True
+            else:
+                self._text.append(text)

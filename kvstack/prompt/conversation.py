@@ -12,121 +12,21 @@ In doubt nothing is remembered: a miss costs one prefill, a mix-up would put one
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from kvstack.prompt.answering import Answer, differs, fits
-from kvstack.prompt.recurring import NO_MARK, Mark, RecentRequests
+from kvstack.prompt.answering import Answer, likeness
+from kvstack.prompt.recurring import RecentRequests
+from kvstack.prompt.remembered import Chain, Remembered, Signs
 from kvstack.prompt.sharing import SharedBytes
 
-__all__ = ["Appended", "Chain", "ConversationMemory", "Placed", "Remembered"]
+__all__ = ["ConversationMemory"]
 
 # Requests between two remembered ones that the memory may have missed, in turns of the user, as long as no model has
 # spoken and nothing but words is known: more than that is rather another conversation that began with the same ones.
 _MAX_TURNS_MISSED = 2
 _MAX_TWINS = 4
 _MAX_ANSWERS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """
-    Text that was appended to a turn.
-
-    Attributes:
-        position: Index of the turn among the items that count.
-        rule: Name of the rule that wanted it.
-        text: The text.
-        sticky: It comes back when the turn is history; else only while the turn is the newest.
-    """
-
-    position: int
-    rule: str
-    text: str
-    sticky: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """
-    A carrier message that stays where it first stood.
-
-    Attributes:
-        position: Number of items that count before it.
-        rule: Name of the rule that placed it.
-        raw: The item as the client spelled it.
-        text: Its text, to recognise it again.
-    """
-
-    position: int
-    rule: str
-    raw: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """
-    What is known of a conversation after one of its requests.
-
-    Attributes:
-        conversation: Its opaque name.
-        frozen: Values that are replayed.
-        announced: Changed values that the model was told last.
-        appended: Text appended to turns, by position.
-        placed: Carriers, by position.
-        session: The client's own name of the conversation, if it gave one.
-        live: Live values of what is frozen, at that request: they tell twins apart.
-        same: What all its carriers have in common.
-        users: Number of user items that count.
-        mark: What was dropped from its first text and tells it apart.
-        answers: What the model answered to that request, each time that it was sent.
-        echoes: The request before it was answered, and held what was answered: its client keeps answers as they are.
-    """
-
-    conversation: str
-    frozen: Mapping[str, str] = field(default_factory=dict)
-    announced: Mapping[str, str] = field(default_factory=dict)
-    appended: tuple[Appended, ...] = ()
-    placed: tuple[Placed, ...] = ()
-    session: str | None = None
-    live: Mapping[str, str] = field(default_factory=dict)
-    same: str = ""
-    users: int = 0
-    mark: Mark = NO_MARK
-    answers: tuple[Answer, ...] = ()
-    echoes: bool = False
-
-    def pieces(self) -> Iterator[tuple[object, int]]:
-        """
-        Yield what this holds, with an estimate of the bytes that each piece takes; most are shared with former states.
-        """
-        yield self, 1024 + 16 * (len(self.appended) + len(self.placed))
-        for values in (self.frozen, self.live, self.announced):
-            for text in values.values():
-                yield text, 64 + 2 * len(text)
-        for appended in self.appended:
-            yield appended, 128 + 2 * len(appended.text)
-        for placed in self.placed:
-            yield placed, 128 + 2 * (len(placed.raw) + len(placed.text))
-        for answer in self.answers:
-            yield answer, answer.cost_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """
-    The identity of a request.
-
-    Attributes:
-        links: One digest per item that counts; each covers all before it.
-        users: For each link, how many user items it covers.
-        answered: Index of the first link that covers a model's answer; None if no model has spoken.
-    """
-
-    links: tuple[bytes, ...]
-    users: tuple[int, ...]
-    answered: int | None
 
 
 class ConversationMemory:
@@ -160,62 +60,50 @@ class ConversationMemory:
         """
         return self._bytes.total
 
-    def find(
-        self,
-        chain: Chain,
-        session: str | None = None,
-        live: Mapping[str, str] | None = None,
-        carried: Collection[str] = (),
-        same: str = "",
-        mark: Mark = NO_MARK,
-        held: Callable[[int], str] = lambda index: "",
-    ) -> Remembered | None:
+    def find(self, chain: Chain, signs: Signs) -> Remembered:
         """
         Find the conversation that a request continues.
 
         Args:
             chain: The request's identity.
-            session: The client's own name of the conversation.
-            live: What stands now where values are frozen.
-            carried: Texts of the carriers that the request holds.
-            same: What all carriers of the conversation have in common.
-            mark: What was dropped from its first text and tells it apart.
-            held: Gives the answer that the request holds behind one of its items, empty if none follows.
+            signs: What it says of its conversation beside words.
 
         Returns:
-            Its newest state that the request extends, or None if there is none or it is not certain.
+            The newest state that the request extends, or a new one if there is none or it is not certain.
         """
-        if chain.answered is None:
-            return None
-        total = chain.users[-1] if chain.users else 0
-        for index in range(len(chain.links) - 1, -1, -1):
+        found, refusals = self._find(chain, signs) if chain.answered is not None else (None, 0)
+        if found is None:
+            doubt = _doubt(refusals) if refusals else 0
+            return Remembered(
+                self.name(), session=signs.session, same=signs.same, mark=signs.mark, refusals=refusals, doubt=doubt
+            )
+        return replace(found, session=found.session or signs.session, same=found.same or signs.same)
+
+    def _find(self, chain: Chain, signs: Signs) -> tuple[Remembered | None, int]:
+        """
+        Look for the longest link that is known.
+
+        Returns:
+            The state, and how often its conversation was refused with this request, if it was.
+        """
+        assert chain.answered is not None
+        last, total = len(chain.links) - 1, chain.users[-1] if chain.users else 0
+        for index in range(last, -1, -1):
             link = chain.links[index]
             if link not in self._links:
                 continue
             far = index < chain.answered and total - chain.users[index] > _MAX_TURNS_MISSED
-            twins = [
-                twin
-                for twin in self._links[link]
-                if _may_be(twin, session, same, mark) and (not far or _certain(twin, session, mark))
-            ]
+            twins = [twin for twin in self._links[link] if _may_be(twin, signs) and (not far or _certain(twin, signs))]
             if not twins:
                 continue
             self._links.move_to_end(link)
-            repeats = index == len(chain.links) - 1
-            waiting = self._waiting(chain, twins, session, same, mark) if repeats else []
-            if answer := held(index):
-                twins = _answered(
-                    twins, answer, [_certain(twin, session, mark) for twin in twins], index < chain.answered
-                )
-                if not twins:
-                    # Nothing that is older either: what this is the next turn of has been lost.
-                    return None
-            return _choose(twins, waiting, session, live or {}, carried if same else (), mark)
-        return None
+            waiting = self._waiting(chain, twins, signs) if index == last else []
+            answered, refusals = _answered(twins, signs, index)
+            # Where all are refused nothing older counts either: what this is the next turn of has been lost.
+            return _choose(answered, waiting, signs), refusals
+        return None, 0
 
-    def _waiting(
-        self, chain: Chain, known: Sequence[Remembered], session: str | None, same: str, mark: Mark
-    ) -> list[Remembered]:
+    def _waiting(self, chain: Chain, known: Sequence[Remembered], signs: Signs) -> list[Remembered]:
         """
         Find other conversations of which a request may be the next.
 
@@ -225,12 +113,17 @@ class ConversationMemory:
         found: list[Remembered] = []
         names = {twin.conversation for twin in known}
         for index in range(len(chain.links) - 2, -1, -1):
+            link = chain.links[index]
             if chain.users[-1] - chain.users[index] > 1:
                 break
-            for twin in self._links.get(chain.links[index], ()):
-                newest = self._newest.get(twin.conversation) == chain.links[index]
-                if newest and twin.conversation not in names and _may_be(twin, session, same, mark):
-                    found.append(twin)
+            others = [
+                twin
+                for twin in self._links.get(link, ())
+                if self._newest.get(twin.conversation) == link
+                and twin.conversation not in names
+                and _may_be(twin, signs)
+            ]
+            found += _answered(others, signs, index)[0]
         return found
 
     def remember(self, chain: Chain, state: Remembered) -> Answer:
@@ -248,8 +141,9 @@ class ConversationMemory:
         waiting = {twin.conversation for twin in twins if self._newest.get(twin.conversation) == link}
         self._forget(twins, link)
         gone = [twin for twin in twins if twin.conversation == state.conversation or _alike(twin, state)]
-        answers = dict.fromkeys(answer for twin in gone for answer in twin.answers)
-        state = replace(state, answers=(*answers, answer)[-_MAX_ANSWERS:])
+        former = dict.fromkeys(one for twin in gone for one in twin.answers if one.is_expected)
+        more = len(former) >= _MAX_ANSWERS or any(twin.more_answers for twin in gone)
+        state = replace(state, answers=(*former, answer)[-_MAX_ANSWERS:], more_answers=more)
         kept = (*(twin for twin in twins if twin not in gone), state)[-_MAX_TWINS:]
         self._links[link] = kept
         self._newest[state.conversation] = link
@@ -277,46 +171,53 @@ class ConversationMemory:
         return f"c{self._names}"
 
 
-def _may_be(twin: Remembered, session: str | None, same: str, mark: Mark) -> bool:
+def _may_be(twin: Remembered, signs: Signs) -> bool:
     """
     Tell whether nothing that is known says that this is another conversation.
     """
     return (
-        (session is None or twin.session is None or twin.session == session)
-        and (not same or not twin.same or twin.same == same)
-        and (not mark.digest or not twin.mark.digest or twin.mark == mark)
+        (signs.session is None or twin.session is None or twin.session == signs.session)
+        and (not signs.same or not twin.same or twin.same == signs.same)
+        and (not signs.mark.digest or not twin.mark.digest or twin.mark == signs.mark)
     )
 
 
-def _certain(twin: Remembered, session: str | None, mark: Mark) -> bool:
+def _certain(twin: Remembered, signs: Signs) -> bool:
     """
     Tell whether more than equal words says that this is the conversation.
     """
-    return (session is not None and twin.session == session) or (mark.unique and twin.mark == mark)
+    return (signs.session is not None and twin.session == signs.session) or (
+        signs.mark.unique and twin.mark == signs.mark
+    )
 
 
-def _answered(twins: Sequence[Remembered], held: str, certain: Sequence[bool], first: bool) -> list[Remembered]:
+def _answered(twins: Sequence[Remembered], signs: Signs, index: int) -> tuple[list[Remembered], int]:
     """
-    Keep the states of which a request may hold the answer.
-
-    Args:
-        twins: The states.
-        held: The answer that the request holds.
-        certain: Of each state, whether it is the request's conversation, whatever was answered.
-        first: No model has spoken before.
+    Keep the states that a request may go on from, by the answer that it holds behind their last item.
 
     Returns:
-        Those whose answer it is; if there is none, those whose answer it may be.
+        The states whose answer it is; if there is none, those whose answer it may be.  And how often the others were
+        refused, this time included; 0 if none was.
     """
-    found = [replace(twin, echoes=fits(twin.answers, held)) for twin in twins]
-    if any(twin.echoes for twin in found):
-        return [twin for twin in found if twin.echoes]
-    return [
-        found[n]
-        for n, twin in enumerate(twins)
-        # A client that keeps answers in a way of its own is known by the answers before.
-        if certain[n] or not differs(twin.answers, held) or not (first or twin.echoes)
-    ]
+    held = signs.held(index)
+    found, may_be, refusals = [], [], 0
+    for twin in twins:
+        like = likeness(twin.answers, held)
+        if like == "same":
+            found.append(replace(twin, doubt=max(0, twin.doubt - 1)))
+        elif like == "open" or twin.more_answers or twin.doubt or _certain(twin, signs):
+            may_be.append(twin)
+        else:
+            refusals = max(refusals, twin.refusals + 1)
+    return found or may_be, refusals
+
+
+def _doubt(refusals: int) -> int:
+    """
+    Return how many answers have to come back as they went out, after so many refusals: a client that alters some of
+    them is refused a few times only, however long it goes on.
+    """
+    return 1 << 2 * min(refusals, 8)
 
 
 def _alike(one: Remembered, other: Remembered) -> bool:
@@ -341,36 +242,30 @@ def _said(state: Remembered) -> list[tuple[int, str]]:
     return [(placed.position, placed.text) for placed in state.placed]
 
 
-def _choose(
-    twins: Sequence[Remembered],
-    waiting: Sequence[Remembered],
-    session: str | None,
-    live: Mapping[str, str],
-    carried: Collection[str],
-    mark: Mark,
-) -> Remembered | None:
+def _choose(twins: Sequence[Remembered], waiting: Sequence[Remembered], signs: Signs) -> Remembered | None:
     """
-    Choose among states with equal chains by what only one of them knows; None if several fit.
+    Choose among states with equal chains by what only one of them knows; None if several fit, or none is there.
 
     Args:
         twins: The states, the newest last.
         waiting: States of others that may go on so as well.
-        session: The client's own name of the conversation.
-        live: What stands now where values are frozen.
-        carried: Texts of the carriers that the request holds, where they name their conversation.
-        mark: What was dropped from the first text.
+        signs: What the request says of its conversation beside words.
     """
-    tests: list[Callable[[Remembered], bool]] = [lambda twin: session is not None and twin.session == session]
-    if live:
-        tests.append(lambda twin: twin.live == live)
+    tests: list[Callable[[Remembered], bool]] = [
+        lambda twin: signs.session is not None and twin.session == signs.session
+    ]
+    if signs.live:
+        tests.append(lambda twin: twin.live == signs.live)
         if not waiting:
-            tests.append(lambda twin: twin.frozen == live)
-    if carried:
-        tests.append(lambda twin: any(placed.text in carried for placed in twin.placed))
+            tests.append(lambda twin: twin.frozen == signs.live)
+    if signs.same:
+        tests.append(lambda twin: any(placed.text in signs.carried for placed in twin.placed))
     twins = [*waiting, *twins]
     for test in tests:
         if len(twins) > 1:
             twins = [twin for twin in twins if test(twin)] or twins
+    if not twins:
+        return None
     # Several states of one conversation: its first turn was sent again and had changed.
-    one = all(mark.unique and twin.mark == mark for twin in twins)
+    one = all(signs.mark.unique and twin.mark == signs.mark for twin in twins)
     return twins[-1] if one or all(_alike(twins[0], twin) for twin in twins[1:]) else None

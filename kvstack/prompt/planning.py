@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvstack.prompt.carrying import SaidBefore
-from kvstack.prompt.conversation import Appended, Placed, Remembered
 from kvstack.prompt.dialects import Document, Item, Text
 from kvstack.prompt.editing import Op, changed_text
 from kvstack.prompt.findings import Append, Findings
+from kvstack.prompt.remembered import Appended, Placed, Remembered
 from kvstack.prompt.ruleset import Rule, RuleSet
 from kvstack.prompt.splice import JsonPath
 

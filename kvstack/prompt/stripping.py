@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import itemgetter
 
-from kvstack.prompt.answering import Answer, answer_after, limit_tokens
-from kvstack.prompt.conversation import Chain, ConversationMemory, Remembered
+from kvstack.prompt.answering import Answer, limit_tokens
+from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.detection import detect_client, side_label
 from kvstack.prompt.dialects import Api, Document, api_of, read_document, spell_path
 from kvstack.prompt.digest import digest_item
@@ -24,8 +24,10 @@ from kvstack.prompt.findings import Findings
 from kvstack.prompt.matching import find_all
 from kvstack.prompt.planning import Plan, Planner
 from kvstack.prompt.recurring import Former, Hit
+from kvstack.prompt.remembered import Chain, Remembered, Signs
 from kvstack.prompt.roles import must_alternate, turn_markers
 from kvstack.prompt.ruleset import Client, Rule, RuleSet
+from kvstack.prompt.saying import said_after
 from kvstack.prompt.settling import number_keys
 from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
 
@@ -226,16 +228,15 @@ class _Request:
             Former(self.document, self.client, known, findings.local, findings.opening, digests, links), self.former
         )
         items = self.document.items
-        same = next((carrier.same for carrier in self.findings.carriers if carrier.same), "")
-        carried = frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers)
-        session = self._session()
-        mark = findings.mark
-        state = self.memory.find(
-            chain, session, live, carried, same, mark, lambda index: answer_after(self._counted, index)
+        signs = Signs(
+            session=self._session(),
+            live=live,
+            carried=frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers),
+            same=next((carrier.same for carrier in self.findings.carriers if carrier.same), ""),
+            mark=findings.mark,
+            held=lambda index: said_after(self._counted, index),
         )
-        if state is None:
-            state = Remembered(self.memory.name(), session=session, same=same, mark=mark)
-        return replace(state, session=state.session or session, same=state.same or same), chain, live
+        return self.memory.find(chain, signs), chain, live
 
     def _session(self) -> str | None:
         headers = {name.lower(): value for name, value in self.headers}

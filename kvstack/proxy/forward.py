@@ -26,8 +26,7 @@ from kvstack.core.events import (
     RequestReceived,
     RuleHit,
 )
-from kvstack.llama.answers import AnswerTap
-from kvstack.prompt.answering import Answer, spoken
+from kvstack.prompt.answering import Answer
 from kvstack.prompt.dialects import api_of
 from kvstack.prompt.former import Compared
 from kvstack.prompt.rules import Stripped
@@ -35,6 +34,7 @@ from kvstack.proxy.body import BodyError, ClientGone, cancel_when_gone, decode_b
 from kvstack.proxy.capture import Captures
 from kvstack.proxy.dialect_errors import error_body
 from kvstack.proxy.headers import client_headers, header, upstream_headers
+from kvstack.proxy.hearing import Hearing
 from kvstack.proxy.history import History
 from kvstack.upstream import Stream, Upstream, UpstreamError
 
@@ -179,6 +179,7 @@ class Forward:
         counted = stripped is not None and not scope["path"].rstrip("/").endswith(_SIDE_ROUTES)
         number = next(self._numbers) if counted else None
         progress = _Progress(stripped.answer if stripped is not None and counted else Answer())
+        progress.answer.expect()
         cancelled = True
         try:
             if stripped is not None and number is not None:
@@ -197,7 +198,7 @@ class Forward:
                 await self._reply_error(scope, send, api, 503, "the stack is stopping")
             raise
         finally:
-            progress.answer.end()  # if it has not yet: nothing was said
+            progress.answer.end()  # if it has not: nothing came
             if number is not None:
                 failed = progress.error is not None or (progress.status or 0) >= 400
                 self._publish(
@@ -290,7 +291,6 @@ class Forward:
             if number is not None:
                 self._publish(RequestForwarded(time.time(), number))
                 self._sent(number, scope["path"], body)
-                progress.answer.expect()
             try:
                 async with self._upstream.open(scope["method"], target, headers, body) as stream:
                     progress.status = stream.status
@@ -320,8 +320,7 @@ class Forward:
     async def _relay(
         self, scope: Scope, send: Send, api: str | None, stream: Stream, number: int | None, progress: _Progress
     ) -> None:
-        content_type = next((value for name, value in stream.headers if name.lower() == b"content-type"), b"")
-        tap = AnswerTap(number, api, content_type.decode("latin-1")) if number is not None else None
+        hearing = Hearing(number, api, stream.headers, progress.answer) if number is not None else None
         progress.answering = True
         await send(
             {
@@ -330,23 +329,20 @@ class Forward:
                 "headers": [*client_headers(stream.headers), *self._cors(scope)],
             }
         )
-        started = False
+        started, whole = False, False
         try:
             async for piece in stream.pieces():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-                if tap is not None:
-                    tap.feed(piece)
-                    if tap.heard:
-                        progress.answer.begin()
-                    if tap.started and not started and number is not None:
+                if hearing is not None:
+                    hearing.feed(piece)
+                    if hearing.started and not started and number is not None:
                         started = True
                         self._publish(FirstByteSent(time.time(), number))
+            whole = True
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            if tap is not None:
-                answer = tap.result()
-                words = tap.words
-                progress.answer.end(spoken(words.text, words.calls) if words.whole else None, answer.generated_tokens)
+            if hearing is not None:
+                answer = hearing.close(broken_off=not whole)
                 progress.error = progress.error or answer.error
                 self._publish(answer)
 

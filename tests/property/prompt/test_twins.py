@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstack.prompt.answering import spoken
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.rules import apply_rules
+from kvstack.prompt.saying import Said, say
 from tests.property.prompt.packed import RULES
 from tests.property.prompt.requests import PATHS, Client, Turn, requests, strip, turns
 
@@ -58,15 +58,15 @@ def test_equal_words_do_not_mix(
         assert apply_rules(raw, path, RULES, together).body == apply_rules(raw, path, RULES, alone[name]).body
 
 
-def answers_of(client: Client, talk: list[Turn]) -> list[str]:
+def answers_of(client: Client, talk: list[Turn]) -> list[Said]:
     """What was answered to each request of a conversation, as the proxy tells it."""
     found = []
     for turn in talk:
         if turn.call and client.dialect == "completion":
-            found.append(spoken(f"<tool_call>{turn.result}"))
+            found.append(say(f"<tool_call>{turn.result}"))
         elif turn.call:
-            found.append(spoken("", [("read", json.dumps({"x": turn.result}))]))
-        found.append(spoken(turn.answer))
+            found.append(say("", [("read", json.dumps({"x": turn.result}))]))
+        found.append(say(turn.answer))
     return found
 
 
@@ -152,6 +152,7 @@ def test_answers_tell_them_apart(
         expected, sent = (strip(raw, client, RULES, memory) for memory in (alone[name], together))
         for stripped in (expected, sent):
             stripped.answer.expect()
+            stripped.answer.begin()
             stripped.answer.end(answer, 1)
         text = sent.body.decode()
         assert f"id-{other}-" not in text

@@ -103,11 +103,10 @@ STREAMED = {
         {"type": "response.reasoning_text.delta", "delta": "hm"},
         {"type": "response.output_text.delta", "delta": "Let me "},
         {"type": "response.output_text.delta", "delta": "see."},
-        {"type": "response.output_item.done", "output_index": 0, "item": {"type": "message", "content": []}},
+        {"type": "response.output_item.done", "item": {"id": "msg_1", "type": "message", "content": []}},
         {
             "type": "response.output_item.done",
-            "output_index": 1,
-            "item": {"type": "function_call", "name": CALL[0], "arguments": CALL[1]},
+            "item": {"id": "fc_1", "type": "function_call", "name": CALL[0], "arguments": CALL[1]},
         },
     ],
     "messages": [
@@ -164,25 +163,40 @@ def test_several_calls_of_one_answer() -> None:
         (JSON, b'{"choices": [{"index": 0, "message": {"content": "a"}}, {"index": 1, "message": {"content": "b"}}]}'),
         (JSON, b'[{"content": "a"}, {"content": "b"}]'),
         (JSON, b'{"content": "' + b"x" * (1 << 21) + b'"}'),
+        (JSON, b'{"choices": [{"message": {"content": "a'),
+        (JSON, b'{"tokens": [1]}'),
+        (SSE, b'data: {"index": 0, "content": "a"}\n\ndata: {"index": 1, "content": "b"}\n\n'),
         ("text/plain", b"a"),
     ],
-    ids=["choices", "prompts", "too long", "no JSON"],
+    ids=["choices", "prompts", "too long", "half", "without text", "streamed prompts", "no JSON"],
 )
 def test_what_is_not_known_whole_is_said_so(kind: str, body: bytes) -> None:
     """Of several answers only the client knows which one it takes; of a body that is too long the words are lost."""
     assert not read(body, kind).words.whole
 
 
-def test_words_are_bounded() -> None:
-    """However long an answer and its calls are, a bounded part of them is kept."""
+@pytest.mark.parametrize(
+    ("delta", "count"),
+    [
+        ({"content": "x" * 10_000}, 10),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "x" * 10_000}}]}, 30),
+    ],
+    ids=["text", "arguments"],
+)
+def test_words_are_bounded(delta: dict[str, object], count: int) -> None:
+    """However long an answer and its calls are, a bounded part of them is kept, and it is known that it is a part."""
     tap = AnswerTap(1, "chat", SSE)
-    long = "x" * 10_000
-    for number in range(1000):
-        call = {"index": number // 10, "function": {"name": "f", "arguments": long}}
-        tap.feed(sse({"choices": [{"delta": {"content": long, "tool_calls": [call]}}]}))
-    assert len(tap.words.text) == 1 << 16
-    assert sum(len(arguments) for _, arguments in tap.words.calls) <= 16 << 16
-    assert tap.words.whole
+    for _ in range(count):
+        tap.feed(sse({"choices": [{"delta": delta}]}))
+    assert len(tap.words.text) + sum(len(arguments) for _, arguments in tap.words.calls) <= 1 << 18
+    assert not tap.words.whole
+
+
+def test_calls_are_bounded() -> None:
+    """Of a thousand calls the first are kept."""
+    calls = [{"index": n, "function": {"name": "f", "arguments": "{}"}} for n in range(1000)]
+    words = read(sse({"choices": [{"delta": {"tool_calls": calls}}]}), SSE).words
+    assert (len(words.calls), words.whole) == (64, False)
 
 
 @pytest.mark.parametrize(

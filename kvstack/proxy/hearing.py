@@ -1,0 +1,67 @@
+"""
+What is read along of an answer, for the request's figures and for the memory of conversations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvstack.core.events import AnswerSeen
+from kvstack.llama.answers import AnswerTap
+from kvstack.prompt.answering import Answer
+from kvstack.prompt.saying import say
+
+__all__ = ["Hearing"]
+
+
+class Hearing:
+    """
+    Listens to one answer.  It never raises, and never holds up what goes to the client.
+
+    Args:
+        number: The request's number.
+        api: The request's dialect.
+        headers: Header pairs of the answer.
+        answer: What the memory is to know of it.
+    """
+
+    def __init__(self, number: int, api: str | None, headers: Iterable[tuple[bytes, bytes]], answer: Answer) -> None:
+        known = {name.lower(): value for name, value in headers}
+        self._tap = AnswerTap(number, api, known.get(b"content-type", b"").decode("latin-1"))
+        self._answer = answer
+        length = known.get(b"content-length", b"")
+        self._left_bytes = int(length) if length.isdigit() and len(length) < 16 else -1
+
+    @property
+    def started(self) -> bool:
+        """
+        Whether the first token of a stream came.
+        """
+        return self._tap.started
+
+    def feed(self, piece: bytes) -> None:
+        """
+        Take the next bytes that went to the client.
+        """
+        self._tap.feed(piece)
+        if self._tap.heard:
+            self._answer.begin()
+        self._left_bytes -= len(piece)
+        if self._tap.ended or self._left_bytes == 0:
+            # The client may send its next turn before the connection is closed.
+            self._tell(broken_off=False)
+
+    def close(self, *, broken_off: bool) -> AnswerSeen:
+        """
+        No more comes.
+
+        Args:
+            broken_off: The answer did not end by itself.
+        """
+        self._tell(broken_off=broken_off)
+        return self._tap.result()
+
+    def _tell(self, *, broken_off: bool) -> None:
+        seen, words = self._tap.result(), self._tap.words
+        said = say(words.text, words.calls) if words.whole else None
+        self._answer.end(said, seen.generated_tokens, broken_off=broken_off)
