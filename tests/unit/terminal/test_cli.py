@@ -305,6 +305,10 @@ def test_check_names_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture
         ('[warmup]\nenabled = false\nrequest_file = "none.json"\n', 8, "none.json: No such file or directory"),
         ('[warmup]\nsystem_prompt_file = "none.txt"\n', 7, "none.txt: No such file or directory"),
         ('[warmup]\nrequest_file = "box.toml"\n', 7, "box.toml is no recorded request"),
+        ('[warmup]\nrequest_file = "empty.json"\n', 7, "empty.json holds no model request"),
+        ('[warmup]\nrequest_file = "silent.json"\n', 7, "silent.json holds a request without a prompt"),
+        ('[warmup]\nsystem_prompt_file = "blank.txt"\n', 7, "blank.txt is empty"),
+        ('[warmup]\nsystem_prompt = " "\n', 7, "warmup.system_prompt: is empty"),
     ],
 )
 def test_check_and_doctor_refuse_what_up_refuses(
@@ -312,6 +316,8 @@ def test_check_and_doctor_refuse_what_up_refuses(
 ) -> None:
     """Rules and the warm-up's prompt are part of the file; other wrong keys do not hide wrong rules."""
     path = tmp_path / "box.toml"
+    for name, content in (("empty.json", "{}"), ("silent.json", '{"messages": []}'), ("blank.txt", "\n")):
+        (tmp_path / name).write_text(content)
     path.write_text(CONFIG.replace("port = 18", "port = 18\n") + text)
     told = []
     for verb in ("check", "doctor", "up"):
