@@ -86,6 +86,8 @@ def explain(
     before: RequestRow | None = None,
     prefill_tokens_per_s: float | None = None,
     slots: int | None = None,
+    *,
+    attached: bool = False,
 ) -> Explanation:
     """
     Explain one request.
@@ -95,6 +97,7 @@ def explain(
         before: The request of the same conversation that it could extend, if that is remembered.
         prefill_tokens_per_s: The prefill rate that this run measured.
         slots: How many slots the server has.
+        attached: Whether the server is somebody else's, which keeps its own log.
     """
     parts = (
         Part("The request", tuple(_request(row, before))),
@@ -102,7 +105,7 @@ def explain(
         Part("What the client changed", tuple(_client(row, before))),
         Part("What the server did", tuple(_server(row, slots))),
         Part("What it cost", tuple(_cost(row, prefill_tokens_per_s))),
-        Part("What to do", tuple(_advice(row))),
+        Part("What to do", tuple(_advice(row, "its own log" if attached else "`kvstack logs`"))),
     )
     return Explanation(row.id, row.verdict, _headline(row), tuple(part for part in parts if part.sentences))
 
@@ -262,7 +265,7 @@ def _waiting(row: RequestRow) -> Iterator[str]:
         yield f"The answer came after {whole} in one piece (not streamed){more}."
 
 
-def _advice(row: RequestRow) -> Iterator[str]:
+def _advice(row: RequestRow, log: str) -> Iterator[str]:
     match row.verdict:
         case "PARTIAL":
             found = [text for change, text in _AGAINST.items() if _names(row.cause or "", change)]
@@ -307,23 +310,23 @@ def _advice(row: RequestRow) -> Iterator[str]:
         case "CANCELLED":
             yield "What was evaluated is kept: the same request goes on from there."
         case "FAILED":
-            yield from _after_failure(row)
+            yield from _after_failure(row, log)
         case "UNKNOWN":
             yield "Let the client ask for usage (stream_options.include_usage), or raise server.log_verbosity."
         case _:
             pass
 
 
-def _after_failure(row: RequestRow) -> Iterator[str]:
+def _after_failure(row: RequestRow, log: str) -> Iterator[str]:
     error = (row.error or "").lower()
     if "context size" in error or "context length" in error:
         yield "Raise server.ctx_size, lower server.parallel, or let the client compact its history earlier."
     elif row.status in {401, 403}:
         yield "Give the client the key that the server asks for (server.api_key)."
     elif row.status == 503:
-        yield "The server was not ready or is gone: `kvstack status` says which, `kvstack logs` why."
+        yield f"The server was not ready or is gone: `kvstack status` says which, {log} why."
     elif row.status is None or row.status < 400 or row.status >= 500:
-        yield "`kvstack logs` has the server's own words on it."
+        yield f"The server's own words on it are in {log}."
 
 
 def _names(cause: str, change: str) -> bool:

@@ -182,6 +182,9 @@ def test_a_failure_names_status_and_error(status: int, error: str | None, said: 
     assert said in part(explain(row), "What went wrong")
     assert "It failed after 7 ms." in part(explain(row), "What it cost")
     assert remedy in part(explain(row), "What to do")
+    attached = part(explain(row, attached=True), "What to do")
+    assert "kvstack logs" not in attached
+    assert remedy in attached or "its own log" in attached
 
 
 def test_cold_beside_a_warm_prefix() -> None:
