@@ -53,7 +53,7 @@ _HEADLINES = {
     "WARM": "The cache worked: a new conversation found its prefix evaluated already.",
     "RESTORED": "The cache worked: the conversation came back from the RAM cache.",
     "PARTIAL": "The prompt leaves early what was in the cache: the rest had to be evaluated.",
-    "COLD": "Nothing of this prompt was in the cache.",
+    "COLD": "Nothing of this prompt came from the cache.",
     "EVICTED": "The conversation had lost its place in the cache.",
     "REPROCESS": "The server found the prompt's beginning, but could not keep it.",
     "TEMPLATE": "The client only added to the conversation, but the rendered prompt changed further up.",
@@ -115,6 +115,8 @@ def _headline(row: RequestRow) -> str:
         return "The request is still running."
     if row.verdict == "RESTORED" and _begins(row):
         return "The cache worked: a former prompt that begins like this one came back from the RAM cache."
+    if row.verdict == "COLD" and row.cached_tokens:
+        return "Next to nothing of this prompt came from the cache."  # (what every chat begins with)
     return _HEADLINES.get(row.verdict, row.verdict)
 
 
@@ -235,7 +237,7 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
         yield f"The cache saved {_seconds(row.saved_s)} of prefill."
     if row.lost_tokens:
         spent = f", which took {_seconds(row.cost_s)}" if row.cost_s is not None else ""
-        if row.verdict == "COLD":
+        if row.verdict == "COLD" and not _is_changed(row):
             yield f"{_tokens(row.lost_tokens)} were evaluated{spent}."
             if row.warm_tokens is None:
                 yield "A warm-up does that beforehand for what requests share."
@@ -268,18 +270,19 @@ def _waiting(row: RequestRow) -> Iterator[str]:
 def _advice(row: RequestRow, log: str) -> Iterator[str]:
     match row.verdict:
         case "PARTIAL":
-            found = [text for change, text in _AGAINST.items() if _names(row.cause or "", change)]
-            if found:
-                yield found[0]
-            elif row.divergence is None and row.warm_tokens and _begins(row):
+            if row.divergence is not None:
+                yield from _against(row)
+            elif row.warm_tokens and _begins(row):
                 yield (
                     f"{_tokens(row.warm_tokens)} were warm, but this prompt leaves them early:"
                     " record one request of this client, system prompt and tools, for warmup.request_file."
                 )
-            elif row.divergence is None:
+            else:
                 yield "Warm up with a recording of this client (warmup.request_file): its system prompt and tools."
         case "COLD":
-            if row.warm_tokens:
+            if _is_changed(row):
+                yield from _against(row)
+            elif row.warm_tokens:
                 lost = "" if row.work is not None else ", or that had lost its place by then"
                 yield (
                     f"{_tokens(row.warm_tokens)} were warm, but this prompt is another one than the warmed one{lost}."
@@ -315,6 +318,15 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
             yield "Let the client ask for usage (stream_options.include_usage), or raise server.log_verbosity."
         case _:
             pass
+
+
+def _is_changed(row: RequestRow) -> bool:
+    """Whether the verdict is the client's doing."""
+    return row.divergence is not None and row.cause == row.divergence
+
+
+def _against(row: RequestRow) -> Iterator[str]:
+    yield from [text for change, text in _AGAINST.items() if _names(row.cause or "", change)][:1]
 
 
 def _after_failure(row: RequestRow, log: str) -> Iterator[str]:

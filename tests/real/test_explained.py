@@ -60,11 +60,14 @@ def test_an_unknown_clients_id_in_the_system_text_is_named(
             assert status == 200, data
             messages.append({"role": "assistant", "content": data["choices"][0]["message"]["content"] or ""})
         rows = stack.wait_for_requests(2)
-        assert rows[1]["verdict"] == "PARTIAL"
+        # The id stands at the very front: the template's first words are all that is left.
+        assert rows[1]["verdict"] == "COLD"
+        assert rows[1]["cause"].startswith("id in messages[0].content @")
         assert rows[1]["evaluated_tokens"] > 500
         shown = explain()
         assert shown.returncode == 0, shown.stderr
-        assert "Request 2: PARTIAL" in shown.stdout
+        assert "Request 2: COLD" in shown.stdout
+        assert "strip_message_ids" in shown.stdout
         assert "messages[0].content" in shown.stdout
         assert "Trace" not in shown.stdout
         with_text = explain("2", "--show-text")
