@@ -168,7 +168,12 @@ def _failure(row: RequestRow) -> Iterator[str]:
 
 
 def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
-    if row.divergence is not None:
+    if row.divergence is not None and _begins(row):
+        yield (
+            "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
+            f" {row.divergence}."
+        )
+    elif row.divergence is not None:
         yield f"It differs from the former request: {row.divergence}."
     elif before is not None:
         yield "Nothing: it only adds to the former request."

@@ -79,6 +79,7 @@ def judge(
     slot_taken_by: str | None = None,
     boundary_tokens: int | None = None,
     log_is_read: bool = False,
+    begins_run: bool = False,
 ) -> Judgement:
     """
     Judge a request that is over.
@@ -90,6 +91,7 @@ def judge(
         slot_taken_by: Who used the slot of *before* last, if that was somebody else.
         boundary_tokens: What the warm-up made warm: the end of the system and tools block.
         log_is_read: Whether the server's log is there at all; it is not for a server that is only attached to.
+        begins_run: Whether it was the server's first request: nothing that was sent before could be cached.
     """
     if row.phase == "cancelled":
         return Judgement("CANCELLED", "the client left")
@@ -100,9 +102,8 @@ def judge(
         return Judgement("UNKNOWN", "no figures in the answer" if not log_is_read else "no figures in answer and log")
     if task is not None and (task.truncated or task.shifted_tokens):
         return Judgement("TRUNCATED", "the context is full")
-    return _judge_reuse(
-        _Reuse(row, task, before, prompt, cached, evaluated), slot_taken_by, boundary_tokens, log_is_read=log_is_read
-    )
+    reuse = _Reuse(row, task, before, prompt, cached, evaluated, begins_run)
+    return _judge_reuse(reuse, slot_taken_by, boundary_tokens, log_is_read=log_is_read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,12 @@ class _Reuse:
     prompt: int
     cached: int
     evaluated: int
+    begins_run: bool
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is the first request of its conversation, as far as anybody knows."""
+        return self.before is None and not self.row.repeats
 
     @property
     def is_nothing(self) -> bool:
@@ -220,6 +227,11 @@ def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None,
     if row.divergence is not None:
         if reuse.parts_in_last_item and kept_short <= SLACK_TOKENS and not reuse.is_nothing:
             return Judgement("HIT", None, 0)  # the newest turn in other words: all that was evaluated is new
+        if reuse.begins:
+            # Its difference is from another conversation that began nearly so: a matter of what both could share.
+            first = _judge_first(reuse, boundary)
+            if reuse.begins_run or first.verdict in {"HIT", "WARM"}:
+                return first
         lost = max((likely or reuse.prompt) - cached, 0)
         if reuse.is_nothing and reuse.before is not None:
             return Judgement("COLD", _why_cold(reuse), lost)  # whatever changed: the server was another one

@@ -59,6 +59,25 @@ def test_an_id_at_the_very_front() -> None:
     assert "warm" not in whole(found)
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_single_turns_whose_beginning_changes(warm: bool) -> None:
+    """A warm-up is no remedy against an id in front of everything, and what is told says whose request was alike."""
+    story = Story()
+    if warm:
+        story.warm(2900, boundary=2890)
+    story.turn(2941, 0, conversation="c1", how="lru")
+    row = story.turn(2950, 3, conversation="c2", divergence="id in messages[0].content @6", how="lru")
+    found = told(story, row.id)
+    assert "It is the first request of its conversation." in part(found, "The request")
+    assert part(found, "What the client changed") == (
+        "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
+        " id in messages[0].content @6."
+    )
+    assert "2,947 tokens were evaluated that could have been cached" in part(found, "What it cost")
+    assert "add a rule with `drop` for this id" in part(found, "What to do")
+    assert "warm" not in part(found, "What to do")
+
+
 def test_a_hit_needs_no_advice() -> None:
     """Where all is well nothing is recommended."""
     story = Story()

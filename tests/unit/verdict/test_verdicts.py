@@ -67,6 +67,39 @@ def test_partial_of_a_conversation_that_is_not_recognised_any_more() -> None:
     assert (row.verdict, row.cause, row.lost_tokens) == ("PARTIAL", "id in system", 2941 - 395)
 
 
+@pytest.mark.parametrize(("cached", "verdict"), [(0, "COLD"), (10, "COLD"), (395, "PARTIAL")])
+def test_single_turns_whose_beginning_changes(cached: int, verdict: str) -> None:
+    """Each is the first of its conversation; that the client changes what they could share is why nothing is."""
+    story = Story()
+    first = story.turn(2941, 0, how="lru")
+    assert (first.verdict, first.cause) == ("COLD", "first request of its conversation")
+    for number in (2, 3):
+        row = story.turn(2950, cached, conversation=f"c{number}", divergence="id in messages[0].content @6")
+        assert (row.verdict, row.cause) == (verdict, "id in messages[0].content @6")
+        assert row.lost_tokens is not None
+        assert 2941 - cached <= row.lost_tokens <= 2950 - cached  # (what the slot held is all that could be reused)
+
+
+@pytest.mark.parametrize(("cached", "verdict"), [(2900, "WARM"), (1600, "WARM")])
+def test_a_change_behind_the_warm_part_is_no_loss(cached: int, verdict: str) -> None:
+    """A first request that found half of its prompt is warm, whatever changed behind that."""
+    story = Story()
+    story.turn(2941, 0, how="lru")
+    row = story.turn(2950, cached, conversation="c2", divergence="clock in messages[0].content @9,000")
+    assert (row.verdict, row.cause) == (verdict, None)
+
+
+def test_the_first_request_of_a_server_is_not_compared_with_what_another_one_had() -> None:
+    """Nothing of that could be cached."""
+    story = Story()
+    story.turn(2941, 0, how="lru")
+    story.spawn()
+    row = story.turn(2950, 0, conversation="c2", divergence="id in messages[0].content @6", how="lru")
+    assert (row.verdict, row.cause) == ("COLD", "first request of its conversation")
+    row = story.turn(2950, 0, conversation="c3", divergence="id in messages[0].content @6", how="lru")
+    assert (row.verdict, row.cause) == ("COLD", "id in messages[0].content @6")
+
+
 @pytest.mark.parametrize("forced", [True, False])
 def test_high_similarity_and_a_full_prefill(forced: bool) -> None:
     """FR-25: LCP similarity near 1 is no reuse; also where the build hides the reason (FR-33)."""
