@@ -20,7 +20,7 @@ from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.rules import RuleSet, RuleSettings, compile_rules, parse_pack
-from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt
+from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt, shares_nothing
 from kvstack.rundir import cache_dir
 from kvstack.snapshotfiles import make_directory
 
@@ -135,8 +135,11 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
     """
     rules = load_rules(config, config_path)
     warmup = load_warmup(config, config_path)
+    notices = _doubts(config, warmup)
     if config.attached:
-        return Plan(config, config_path, rules, warmup, Facts(config), no_snapshot="the server is not our own")
+        return Plan(
+            config, config_path, rules, warmup, Facts(config), notices=notices, no_snapshot="the server is not our own"
+        )
     binary = find_binary(config, environ)
     env, env_notices = child_environment(config, environ)
     capabilities = probe(binary, env, cache_dir())
@@ -173,10 +176,19 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
         facts,
         command,
         env,
-        (*env_notices, *command.notices),
+        (*notices, *env_notices, *command.notices),
         findings,
         snapshot_dir,
         no_snapshot,
+    )
+
+
+def _doubts(config: Config, warmup: WarmupRequest | None) -> tuple[str, ...]:
+    if warmup is None or config.warmup.request_file is None or not shares_nothing(warmup):
+        return ()
+    return (
+        f"warmup.request_file {config.warmup.request_file} has neither system text nor tools: next to nothing of it is "
+        "shared by other requests. Record one of the client that should be warm",
     )
 
 
@@ -240,10 +252,16 @@ def load_warmup(config: Config, config_path: Path | None = None) -> WarmupReques
             correct = "Correct the path; relative paths start at the config file."
             raise problem(key, f"{path}: {reason}", correct) from None
 
+    def system_prompt(key: str, text: str, about: str) -> WarmupRequest:
+        if not text.strip():
+            raise problem(key, f"{about}is empty", "Give the text that your clients send, or leave the key out.")
+        return from_system_prompt(text)
+
     if warmup.system_prompt is not None:
-        return from_system_prompt(warmup.system_prompt)
+        return system_prompt("warmup.system_prompt", warmup.system_prompt, "")
     if warmup.system_prompt_file is not None:
-        return from_system_prompt(read("warmup.system_prompt_file", warmup.system_prompt_file))
+        key, path = "warmup.system_prompt_file", warmup.system_prompt_file
+        return system_prompt(key, read(key, path), f"{path} ")
     if warmup.request_file is not None:
         request = from_recording(read("warmup.request_file", warmup.request_file), warmup.path)
         if isinstance(request, Problem):

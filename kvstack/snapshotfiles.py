@@ -24,7 +24,7 @@ from pathlib import Path
 
 from kvstack.llama.snapshots import NAME_PREFIX, FileStamp, Refusal, SnapshotNote
 
-__all__ = ["SnapshotFiles", "make_directory", "stamp"]
+__all__ = ["DamagedSnapshot", "SnapshotFiles", "make_directory", "stamp"]
 
 ABANDONED_AFTER_S = 3600.0
 REFUSED_FOR_S = 7 * 24 * 3600.0
@@ -33,6 +33,12 @@ REFUSED_AFTER = 2
 
 SPARE_BYTES = 512 * 1024 * 1024
 """Left free on the disk beside a new snapshot."""
+
+
+class DamagedSnapshot(Exception):
+    """
+    What is wrong with a snapshot that was removed; the text is for a person.
+    """
 
 
 def stamp(path: Path) -> FileStamp | None:
@@ -76,7 +82,10 @@ class SnapshotFiles:
             tokens: How many it must have.
 
         Returns:
-            Its note; None if there is no snapshot that can be trusted; what cannot is removed.
+            Its note; None if there is no snapshot.
+
+        Raises:
+            DamagedSnapshot: There was one that cannot be trusted; it is removed.
         """
         try:
             text = self._path(name, "json").read_text(encoding="utf-8")
@@ -85,15 +94,16 @@ class SnapshotFiles:
         except UnicodeDecodeError:
             text = ""
         note = SnapshotNote.from_json(text)
-        if (
-            note is None
-            or note.tokens != tokens
-            or not self._is_as_noted(name, note)
-            or self._digest(name) != note.digest
-        ):
-            self.remove(name)
-            return None
-        return note
+        if note is None or note.tokens != tokens:
+            problem = "its note cannot be read"
+        elif not self._is_as_noted(name, note):
+            problem = "its file is gone, or was written to since"
+        elif self._digest(name) != note.digest:
+            problem = "its file does not hold what was saved"
+        else:
+            return note
+        self.remove(name)
+        raise DamagedSnapshot(problem)
 
     def take(self, name: str) -> bool:
         """

@@ -26,7 +26,7 @@ from kvstack.plan import Plan
 from kvstack.prefixes import NoSnapshot, Prefix, find_prefix, server_files
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.warmup import WarmupRequest, head_digest
-from kvstack.snapshotfiles import SnapshotFiles
+from kvstack.snapshotfiles import DamagedSnapshot, SnapshotFiles
 from kvstack.upstream import Props, Upstream
 
 __all__ = ["Occupancy", "PrefixSnapshots"]
@@ -94,17 +94,26 @@ class PrefixSnapshots:
         upstream: The server.
         props: What the running server says of itself.
         occupancy: What its slots hold.
+        warn: Tells a person of a snapshot that was lost.
 
     Attributes:
         prefix: The one that the last warm-up put into the slot; None if it was none of these.
     """
 
-    def __init__(self, plan: Plan, upstream: Upstream, props: Callable[[], Props], occupancy: Occupancy) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        upstream: Upstream,
+        props: Callable[[], Props],
+        occupancy: Occupancy,
+        warn: Callable[[str], None],
+    ) -> None:
         self.prefix: Prefix | None = None
         self._plan = plan
         self._upstream = upstream
         self._props = props
         self._occupancy = occupancy
+        self._warn = warn
         self._server_files: tuple[FileStamp, ...] = ()
         self._on_trial: Prefix | None = None
         self._failed = ""
@@ -240,7 +249,11 @@ class PrefixSnapshots:
     # The slot and the file
 
     async def _restore(self, files: SnapshotFiles, prefix: Prefix) -> bool:
-        note = await asyncio.to_thread(files.check, prefix.name, len(prefix.tokens))
+        try:
+            note = await asyncio.to_thread(files.check, prefix.name, len(prefix.tokens))
+        except DamagedSnapshot as error:
+            self._tell_lost(files, prefix, f"was damaged: {error}")
+            return False
         if note is None:
             return False
         async with self._occupancy.quiet() as quiet:
@@ -259,9 +272,14 @@ class PrefixSnapshots:
                 files.give_back(prefix.name, note)
                 return True
             files.remove(prefix.name)
+            self._tell_lost(files, prefix, f"could not be used: {said.get('error') or 'the server read another one'}")
             if "error" not in said:
                 await self._slot("erase", "")  # nobody knows what it has put there
             return False
+
+    def _tell_lost(self, files: SnapshotFiles, prefix: Prefix, why: str) -> None:
+        path = files.directory / files.file_name(prefix.name)
+        self._warn(f"The prefix snapshot {path} {why}. It was removed, and the prefix is evaluated again")
 
     async def _make(self, files: SnapshotFiles, prefix: Prefix) -> int:
         """Evaluate the prefix, save it, and restore it; say how many tokens were evaluated."""

@@ -76,7 +76,7 @@ class Stack:
         self.bus = Bus(Snapshot(config.name, config.proxy_url, server=server))
         self._upstream = Upstream(config.upstream_url, config.server.api_key)
         self._gate = Gate(self.bus, remembers=plan.snapshot_dir is not None)
-        self._snapshots = PrefixSnapshots(plan, self._upstream, lambda: self._verifier.props, self._gate)
+        self._snapshots = PrefixSnapshots(plan, self._upstream, lambda: self._verifier.props, self._gate, self._warn)
         self._prover = Prover(self._upstream, self._snapshots, self.bus)
         self._forward = Forward(
             self._upstream,
@@ -154,7 +154,7 @@ class Stack:
             self._prover.begin(self._snapshots.prefix)
         self.bus.publish(ended)
         if ended.outcome == "failed":
-            self.bus.publish(Notice(ended.time_s, "warning", f"The warm-up failed: {ended.detail}"))
+            self._warn(f"The warm-up failed: {ended.detail}")
         return ended
 
     # Life
@@ -177,7 +177,7 @@ class Stack:
             app = make_app(self._forward, self, self._token, kvstack.__version__)
             server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s)
             for text in self._plan.notices:
-                self.bus.publish(Notice(time.time(), "warning", text))
+                self._warn(text)
             self._verifier.report(self._plan.findings)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.run())
@@ -215,7 +215,7 @@ class Stack:
         owner = ProcessIdentity(left.pid, left.started_s)
         if await asyncio.to_thread(sweep, server, left.server_argv0, owner):
             text = f"Ended what a killed run of this stack had left behind (llama-server, pid {left.server_pid})"
-            self.bus.publish(Notice(time.time(), "warning", text))
+            self._warn(text)
         self._run_dir.clear()
 
     def _bind(self) -> socket.socket:
@@ -323,7 +323,10 @@ class Stack:
         try:
             await self.warm_up()
         except KvstackError as error:
-            self.bus.publish(Notice(time.time(), "warning", f"The warm-up failed: {error.what}"))
+            self._warn(f"The warm-up failed: {error.what}")
+
+    def _warn(self, text: str) -> None:
+        self.bus.publish(Notice(time.time(), "warning", text))
 
     async def _release_upstream(self) -> bool:
         if self._supervisor.state is not State.STOPPING:

@@ -146,7 +146,8 @@ class RequestReceived:
     side: str | None = None
     """Kind of a side request (title, memory, heartbeat), if it is one."""
     divergence: str | None = None
-    """Where and how this request left its conversation's former one, in a few words; None if it extends it."""
+    """Where and how this request left its conversation's former one, in a few words; None if it extends it.  Of one
+    that begins a conversation: how its system text and tools differ from the most similar recent ones."""
 
 
 @dataclass(frozen=True, slots=True)

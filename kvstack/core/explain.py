@@ -53,7 +53,7 @@ _HEADLINES = {
     "WARM": "The cache worked: a new conversation found its prefix evaluated already.",
     "RESTORED": "The cache worked: the conversation came back from the RAM cache.",
     "PARTIAL": "The prompt leaves early what was in the cache: the rest had to be evaluated.",
-    "COLD": "Nothing of this prompt was in the cache.",
+    "COLD": "Nothing of this prompt came from the cache.",
     "EVICTED": "The conversation had lost its place in the cache.",
     "REPROCESS": "The server found the prompt's beginning, but could not keep it.",
     "TEMPLATE": "The client only added to the conversation, but the rendered prompt changed further up.",
@@ -86,6 +86,8 @@ def explain(
     before: RequestRow | None = None,
     prefill_tokens_per_s: float | None = None,
     slots: int | None = None,
+    *,
+    attached: bool = False,
 ) -> Explanation:
     """
     Explain one request.
@@ -95,6 +97,7 @@ def explain(
         before: The request of the same conversation that it could extend, if that is remembered.
         prefill_tokens_per_s: The prefill rate that this run measured.
         slots: How many slots the server has.
+        attached: Whether the server is somebody else's, which keeps its own log.
     """
     parts = (
         Part("The request", tuple(_request(row, before))),
@@ -102,7 +105,7 @@ def explain(
         Part("What the client changed", tuple(_client(row, before))),
         Part("What the server did", tuple(_server(row, slots))),
         Part("What it cost", tuple(_cost(row, prefill_tokens_per_s))),
-        Part("What to do", tuple(_advice(row))),
+        Part("What to do", tuple(_advice(row, "its own log" if attached else "`kvstack logs`"))),
     )
     return Explanation(row.id, row.verdict, _headline(row), tuple(part for part in parts if part.sentences))
 
@@ -112,6 +115,8 @@ def _headline(row: RequestRow) -> str:
         return "The request is still running."
     if row.verdict == "RESTORED" and _begins(row):
         return "The cache worked: a former prompt that begins like this one came back from the RAM cache."
+    if row.verdict == "COLD" and row.cached_tokens:
+        return "Next to nothing of this prompt came from the cache."  # (what every chat begins with)
     return _HEADLINES.get(row.verdict, row.verdict)
 
 
@@ -163,7 +168,12 @@ def _failure(row: RequestRow) -> Iterator[str]:
 
 
 def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
-    if row.divergence is not None:
+    if row.divergence is not None and _begins(row):
+        yield (
+            "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
+            f" {row.divergence}."
+        )
+    elif row.divergence is not None:
         yield f"It differs from the former request: {row.divergence}."
     elif before is not None:
         yield "Nothing: it only adds to the former request."
@@ -232,7 +242,7 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
         yield f"The cache saved {_seconds(row.saved_s)} of prefill."
     if row.lost_tokens:
         spent = f", which took {_seconds(row.cost_s)}" if row.cost_s is not None else ""
-        if row.verdict == "COLD":
+        if row.verdict == "COLD" and not _is_changed(row):
             yield f"{_tokens(row.lost_tokens)} were evaluated{spent}."
             if row.warm_tokens is None:
                 yield "A warm-up does that beforehand for what requests share."
@@ -262,21 +272,22 @@ def _waiting(row: RequestRow) -> Iterator[str]:
         yield f"The answer came after {whole} in one piece (not streamed){more}."
 
 
-def _advice(row: RequestRow) -> Iterator[str]:
+def _advice(row: RequestRow, log: str) -> Iterator[str]:
     match row.verdict:
         case "PARTIAL":
-            found = [text for change, text in _AGAINST.items() if _names(row.cause or "", change)]
-            if found:
-                yield found[0]
-            elif row.divergence is None and row.warm_tokens and _begins(row):
+            if row.divergence is not None:
+                yield from _against(row)
+            elif row.warm_tokens and _begins(row):
                 yield (
                     f"{_tokens(row.warm_tokens)} were warm, but this prompt leaves them early:"
                     " record one request of this client, system prompt and tools, for warmup.request_file."
                 )
-            elif row.divergence is None:
+            else:
                 yield "Warm up with a recording of this client (warmup.request_file): its system prompt and tools."
         case "COLD":
-            if row.warm_tokens:
+            if _is_changed(row):
+                yield from _against(row)
+            elif row.warm_tokens:
                 lost = "" if row.work is not None else ", or that had lost its place by then"
                 yield (
                     f"{_tokens(row.warm_tokens)} were warm, but this prompt is another one than the warmed one{lost}."
@@ -307,23 +318,32 @@ def _advice(row: RequestRow) -> Iterator[str]:
         case "CANCELLED":
             yield "What was evaluated is kept: the same request goes on from there."
         case "FAILED":
-            yield from _after_failure(row)
+            yield from _after_failure(row, log)
         case "UNKNOWN":
             yield "Let the client ask for usage (stream_options.include_usage), or raise server.log_verbosity."
         case _:
             pass
 
 
-def _after_failure(row: RequestRow) -> Iterator[str]:
+def _is_changed(row: RequestRow) -> bool:
+    """Whether the verdict is the client's doing."""
+    return row.divergence is not None and row.cause == row.divergence
+
+
+def _against(row: RequestRow) -> Iterator[str]:
+    yield from [text for change, text in _AGAINST.items() if _names(row.cause or "", change)][:1]
+
+
+def _after_failure(row: RequestRow, log: str) -> Iterator[str]:
     error = (row.error or "").lower()
     if "context size" in error or "context length" in error:
         yield "Raise server.ctx_size, lower server.parallel, or let the client compact its history earlier."
     elif row.status in {401, 403}:
         yield "Give the client the key that the server asks for (server.api_key)."
     elif row.status == 503:
-        yield "The server was not ready or is gone: `kvstack status` says which, `kvstack logs` why."
+        yield f"The server was not ready or is gone: `kvstack status` says which, {log} why."
     elif row.status is None or row.status < 400 or row.status >= 500:
-        yield "`kvstack logs` has the server's own words on it."
+        yield f"The server's own words on it are in {log}."
 
 
 def _names(cause: str, change: str) -> bool:

@@ -40,6 +40,7 @@ def judged(snapshot: Snapshot, row: RequestRow) -> RequestRow:
         slot_taken_by=taken_by(snapshot, row, before),
         boundary_tokens=snapshot.warmup.boundary_tokens,
         log_is_read=join.facts > 0,
+        begins_run=not any(_is_earlier(other, row) for other in snapshot.requests),
     )
     # What was lost was evaluated by this very request: its own rate is the best.
     own = row.evaluated_tokens * 1000.0 / row.prefill_ms if row.evaluated_tokens and row.prefill_ms else None
@@ -73,6 +74,10 @@ def has_log(snapshot: Snapshot) -> bool:
     """
     # Of a server that we started there is one, though it may lag behind; of one that we attached to there is none.
     return snapshot.join.facts > 0 or snapshot.server.pid is not None
+
+
+def _is_earlier(other: RequestRow, row: RequestRow) -> bool:
+    return other.id < row.id and other.run == row.run and other.api is not None
 
 
 def _has_figures(answer: AnswerSeen | None) -> bool:

@@ -12,9 +12,12 @@ from kvstack.core.lifecycle import State
 from kvstack.core.stats import decode_by_context
 from kvstack.core.views import LogView, RamCacheView, RequestRow, ServerView, SlotView, Totals, WarmupView
 
-__all__ = ["Snapshot", "add_notice"]
+__all__ = ["WITHOUT_SERVER", "Snapshot", "add_notice"]
 
 NOTICES_KEPT = 50
+
+WITHOUT_SERVER = frozenset({State.BACKOFF, State.STOPPED, State.FAILED})
+"""In these no server lives; the log may still have last words of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +71,9 @@ class Snapshot:
     @property
     def slots(self) -> tuple[SlotView, ...]:
         """
-        What each slot holds, as the log of the present run tells it.
+        What each slot holds, as the log of the present run tells it; nothing once its server is gone.
         """
-        return self.join.slots
+        return () if self.state in WITHOUT_SERVER else self.join.slots
 
     @property
     def prefill_tokens_per_s(self) -> float | None:

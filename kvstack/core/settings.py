@@ -249,7 +249,7 @@ class Warmup(_Section):
 
     request_file: FilePath | None = None
     """A client's recorded request, as JSON or as `kvstack capture` writes it: its system prompt and tools are warmed.
-    An agent's prefix is not warm without its tools."""
+    An agent's prefix is not warm without its tools.  One without a prompt is refused."""
 
     path: Annotated[str, Field(pattern=r"^/[!-~]*$")] | None = None
     """Endpoint that `request_file` was sent to.  Default: told by the request's shape."""

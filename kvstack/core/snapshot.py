@@ -37,7 +37,7 @@ from kvstack.core.join import Join, begin_warmup, claim_warmup, end_warmup, meas
 from kvstack.core.judging import has_log, judged
 from kvstack.core.lifecycle import State
 from kvstack.core.logfold import fold
-from kvstack.core.picture import Snapshot, add_notice
+from kvstack.core.picture import WITHOUT_SERVER, Snapshot, add_notice
 from kvstack.core.serverfacts import note_fact
 from kvstack.core.totals import account, add_seconds, is_late
 from kvstack.core.views import (
@@ -132,10 +132,21 @@ def _state(snapshot: Snapshot, event: StateChanged) -> Snapshot:
         started_s=started,
         restarts=event.restarts,
     )
-    if event.state in {State.BACKOFF, State.STOPPED, State.FAILED}:
-        # What was warm died with the server.
-        snapshot = replace(snapshot, server=replace(snapshot.server, pid=None, rss_bytes=None), warmup=WarmupView())
+    if event.state is State.STARTING:
+        snapshot = replace(snapshot, join=replace(snapshot.join, slots=()))
+    if event.state in WITHOUT_SERVER:
+        # What was warm and what was held died with the server.
+        snapshot = replace(
+            snapshot,
+            server=replace(snapshot.server, pid=None, rss_bytes=None),
+            warmup=WarmupView(),
+            ram_cache=_emptied(snapshot.ram_cache),
+        )
     return snapshot
+
+
+def _emptied(ram_cache: RamCacheView) -> RamCacheView:
+    return RamCacheView(limit_bytes=ram_cache.limit_bytes)
 
 
 def _described(server: ServerView, event: ServerDescribed) -> ServerView:
@@ -158,7 +169,7 @@ def _new_run(snapshot: Snapshot, run: int) -> Snapshot:
     return replace(
         snapshot,
         join=Join(run=run, unclaimed=snapshot.join.unclaimed),
-        ram_cache=RamCacheView(limit_bytes=snapshot.ram_cache.limit_bytes),
+        ram_cache=_emptied(snapshot.ram_cache),
     )
 
 

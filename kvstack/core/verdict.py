@@ -14,8 +14,8 @@ on the same slot.
 | HIT | cached >= expected - 64: what was evaluated is about what is new |
 | WARM | a conversation's first request that found its prefix cached: what the warm-up evaluated, or half the prompt |
 | RESTORED | as one of these, out of the RAM cache |
-| COLD | next to nothing was cached, nothing of it was expected to be, and no slot was alike |
-| PARTIAL | the prompt left the former one early: the client changed something |
+| COLD | next to nothing was cached: nothing of it was expected to be, or the prompt left the former one so early |
+| PARTIAL | the prompt left the former one early, what stands before that was cached: the client changed something |
 | REPROCESS | more matched than was kept: the server had no checkpoint where the prompts part |
 | EVICTED | the prompt extends the former one, but another conversation took the slot |
 | TEMPLATE | the body extends the former one, in the same slot, but the rendered prompt does not |
@@ -79,6 +79,7 @@ def judge(
     slot_taken_by: str | None = None,
     boundary_tokens: int | None = None,
     log_is_read: bool = False,
+    begins_run: bool = False,
 ) -> Judgement:
     """
     Judge a request that is over.
@@ -90,6 +91,7 @@ def judge(
         slot_taken_by: Who used the slot of *before* last, if that was somebody else.
         boundary_tokens: What the warm-up made warm: the end of the system and tools block.
         log_is_read: Whether the server's log is there at all; it is not for a server that is only attached to.
+        begins_run: Whether it was the server's first request: nothing that was sent before could be cached.
     """
     if row.phase == "cancelled":
         return Judgement("CANCELLED", "the client left")
@@ -100,9 +102,8 @@ def judge(
         return Judgement("UNKNOWN", "no figures in the answer" if not log_is_read else "no figures in answer and log")
     if task is not None and (task.truncated or task.shifted_tokens):
         return Judgement("TRUNCATED", "the context is full")
-    return _judge_reuse(
-        _Reuse(row, task, before, prompt, cached, evaluated), slot_taken_by, boundary_tokens, log_is_read=log_is_read
-    )
+    reuse = _Reuse(row, task, before, prompt, cached, evaluated, begins_run)
+    return _judge_reuse(reuse, slot_taken_by, boundary_tokens, log_is_read=log_is_read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,12 @@ class _Reuse:
     prompt: int
     cached: int
     evaluated: int
+    begins_run: bool
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is the first request of its conversation, as far as anybody knows."""
+        return self.before is None and not self.row.repeats
 
     @property
     def is_nothing(self) -> bool:
@@ -220,7 +227,15 @@ def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None,
     if row.divergence is not None:
         if reuse.parts_in_last_item and kept_short <= SLACK_TOKENS and not reuse.is_nothing:
             return Judgement("HIT", None, 0)  # the newest turn in other words: all that was evaluated is new
-        return Judgement("PARTIAL", row.divergence, max((likely or reuse.prompt) - cached, 0))
+        if reuse.begins:
+            # Its difference is from another conversation that began nearly so: a matter of what both could share.
+            first = _judge_first(reuse, boundary)
+            if reuse.begins_run or first.verdict in {"HIT", "WARM"}:
+                return first
+        lost = max((likely or reuse.prompt) - cached, 0)
+        if reuse.is_nothing and reuse.before is not None:
+            return Judgement("COLD", _why_cold(reuse), lost)  # whatever changed: the server was another one
+        return _judge_change(reuse, row.divergence, lost, slot_taken_by, is_known=row.repeats and log_is_read)
     if row.conversation is None:
         return _judge_by_slot(reuse)
     if row.repeats:
@@ -239,7 +254,7 @@ def _judge_by_slot(reuse: _Reuse) -> Judgement:
         return Judgement("HIT", None, 0)
     if cached * 10 >= reuse.prompt * 9 or reuse.evaluated <= SLACK_TOKENS:
         return Judgement("HIT", None, 0)
-    return Judgement("PARTIAL", _how_far(reuse), max((expected or reuse.prompt) - cached, 0))
+    return _judge_short(reuse, max((expected or reuse.prompt) - cached, 0))
 
 
 def _judge_repeated(reuse: _Reuse, slot_taken_by: str | None) -> Judgement:
@@ -276,7 +291,7 @@ def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
     # Where the prefix's end is not known, all that the slot had of it has to do.
     if boundary is None and task is not None and task.holder_is_warmup and took_all:
         return Judgement("WARM", None, 0)
-    return Judgement("PARTIAL", _how_far(reuse), reuse.evaluated)
+    return _judge_short(reuse, reuse.evaluated)
 
 
 def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_is_read: bool) -> Judgement:
@@ -285,16 +300,41 @@ def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_
     """
     lost = max(expected - reuse.cached, 0)
     if reuse.row.divergence is not None:
-        if reuse.is_nothing and log_is_read and reuse.holder_is_other and not reuse.parts_in_head:
-            # A change far down cost little; that somebody else had the slot cost everything.
-            return Judgement("EVICTED", _by(slot_taken_by), lost)
-        return Judgement("PARTIAL", reuse.row.divergence, lost)
+        return _judge_change(reuse, reuse.row.divergence, lost, slot_taken_by, is_known=log_is_read)
     if not log_is_read or reuse.task is None:
         # Without the log nobody can tell an eviction from a template that renders the history anew.
         return Judgement("COLD" if reuse.is_nothing else "PARTIAL", "the former prompt was not in the cache", lost)
     if reuse.holder_is_other:
         return Judgement("EVICTED", _by(slot_taken_by), lost)
     return Judgement("TEMPLATE", "the rendered history differs from what the server holds", lost)
+
+
+def _judge_change(reuse: _Reuse, divergence: str, lost: int, slot_taken_by: str | None, *, is_known: bool) -> Judgement:
+    """
+    Judge a request that the client made other than the former one.
+
+    Args:
+        reuse: What is known of it.
+        divergence: What the client changed.
+        lost: Tokens that were evaluated in vain.
+        slot_taken_by: Who used the conversation's slot last.
+        is_known: Whether the conversation had a slot, and the log tells whose that is now.
+    """
+    if not reuse.is_nothing:
+        return Judgement("PARTIAL", divergence, lost)
+    if is_known and reuse.holder_is_other and not reuse.parts_in_head:
+        # A change far down cost little; that somebody else had the slot cost everything.
+        return Judgement("EVICTED", _by(slot_taken_by), lost)
+    return Judgement("COLD", divergence, lost)
+
+
+def _judge_short(reuse: _Reuse, lost: int) -> Judgement:
+    """
+    Judge a request of which the server knew less than it should have, where nobody tells what was changed.
+    """
+    if reuse.is_nothing:
+        return Judgement("COLD", f"its first {reuse.matched or 0:,} tokens matched, but were not kept", lost)
+    return Judgement("PARTIAL", _how_far(reuse), lost)
 
 
 def _by(slot_taken_by: str | None) -> str:

@@ -45,7 +45,8 @@ class RequestRow:
     rules: tuple[tuple[str, int], ...] = ()
     """What each rule did, counted."""
     divergence: str | None = None
-    """Where and how it left its conversation's former request, as the proxy saw it."""
+    """Where and how it left its conversation's former request, as the proxy saw it; of one that begins a conversation,
+    how its system text and tools differ from the most similar recent ones."""
     before: int | None = None
     """Number of the newest request of the conversation that had fewer items: the one that this can extend."""
     repeats: bool = False

@@ -17,6 +17,8 @@ __all__ = ["CAUSES", "Cause", "Death", "explain", "is_telling", "span_words", "s
 FACT_LINES = 6
 LAST_LINES = 8
 
+_QUOTED = "  "
+
 _TIMESTAMP = re.compile(r"^(?:\[\d+\] )?(?:\d+(?:\.\d+){3} +)?")
 
 
@@ -38,9 +40,11 @@ class Death:
     @property
     def brief(self) -> str:
         """
-        The fact on one line: the exit status, and the first line that shows the cause.
+        The fact on one line: the exit status, and the first line that shows the cause, if one does.
         """
-        return "; ".join(line.strip() for line in self.fact.splitlines()[:2])
+        head, *quoted = self.fact.splitlines() or [""]
+        shown = [line for line in quoted if not line.startswith(_QUOTED) or _is_reason(line.strip())]
+        return "; ".join([head.strip(), *(line.strip() for line in shown[:1])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,21 +210,30 @@ _SIGNALS = {
         "llama-server was killed from outside",
         "If memory was short it was the system: lower server.cache_ram_mib or server.ctx_size, or end other programs.",
     ),
-    "SIGTERM": (
-        "llama-server was asked to end from outside",
-        "Somebody sent it SIGTERM: use `kvstack down` to stop the stack.",
-    ),
-    "SIGHUP": (
-        "llama-server was asked to end from outside",
-        "Somebody sent it SIGHUP: use `kvstack down` to stop the stack.",
-    ),
+    **{
+        name: (
+            "llama-server was asked to end from outside",
+            f"Somebody sent it {name}: use `kvstack down` to stop the stack.",
+        )
+        for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT")
+    },
     "missing DLL": (
         "llama-server could not be run: a library that it needs is missing",
         "Keep the DLLs of its download beside it, and install the Visual C++ runtime.",
     ),
 }
 
-_FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"})
+_FROM_OUTSIDE = {
+    "SIGKILL": "usually the system's out-of-memory killer, else a person",
+    "SIGTERM": "usually a service manager, a shutdown or a person",
+    "SIGHUP": "usually a terminal that was closed",
+    "SIGINT": "usually a Ctrl-C",
+    "SIGQUIT": "usually a Ctrl-\\",
+}
+"""Signals that say nothing of the program that they end, and who sends them."""
+
+_SAVING = "saving prompt with length"
+"""Takes gigabytes of memory at once."""
 
 _WINDOWS = {
     0xC0000005: "SIGSEGV",
@@ -245,6 +258,10 @@ def is_telling(line: str) -> bool:
     if text.startswith(("error", "E ", "terminate called", "fatal")):
         return True
     return any(needle in text for cause in CAUSES for needle in cause.texts)
+
+
+def _is_reason(line: str) -> bool:
+    return is_telling(line) or _SAVING in line
 
 
 def status_words(returncode: int) -> str:
@@ -283,10 +300,12 @@ def explain(
     name = _name(returncode) if returncode is not None else None
     # Who was killed, or was asked to end, did not die of what it complained about before.
     cause = None if returncode == 0 or name in _FROM_OUTSIDE else _cause(telling_lines)
+    # The last words of one that was ended by somebody else are about its work, as a rule.
+    reasons = [line for line in last_lines[-LAST_LINES:] if _is_reason(line)]
     asked = returncode == 0 and any("cleaning up before exit" in line for line in last_lines)
     if out_of_memory:
         what, next_step = _OUT_OF_MEMORY
-        shown = list(last_lines[-LAST_LINES:])
+        shown = reasons
     elif cause is not None:
         what, next_step = cause.what, cause.next_step
         first = [line for line in telling_lines if any(text in line for text in cause.texts)]
@@ -294,16 +313,16 @@ def explain(
         shown = [*dict.fromkeys(first), *dict.fromkeys(others)][:FACT_LINES]
     elif name in _SIGNALS:
         what, next_step = _SIGNALS[name]
-        if name == "SIGKILL" and any("saving prompt with length" in line for line in last_lines[-3:]):
+        if name == "SIGKILL" and any(_SAVING in line for line in last_lines[-3:]):
             what = "llama-server was killed while it saved a prompt in host memory: most likely memory ran out"
-        shown = list(last_lines[-LAST_LINES:])
+        shown = reasons if name in _FROM_OUTSIDE else list(last_lines[-LAST_LINES:])
     elif left_behind:
         what = "The command ended, but left the server that it had started behind"
         next_step = "If server.binary is a script, let it `exec` llama-server as its last step."
         shown = list(last_lines[-LAST_LINES:])
     elif asked:
         what, next_step = _SIGNALS["SIGTERM"]
-        shown = list(last_lines[-LAST_LINES:])
+        shown = reasons
     elif returncode == 0:
         what = "llama-server ended by itself"
         next_step = "Read the lines above; `kvstack logs` has the rest."
@@ -313,10 +332,12 @@ def explain(
         next_step = "Read the lines above; `kvstack logs` has the rest."
         shown = list(dict.fromkeys(telling_lines))[:FACT_LINES] or list(last_lines[-LAST_LINES:])
     facts = [] if returncode is None else [status_words(returncode)]
+    if facts and name in _FROM_OUTSIDE and not (shown or out_of_memory):
+        facts[0] += f": {_FROM_OUTSIDE[name]}"
     if left_behind:
         facts.append(f"it had started {_pids(left_behind)}, ended now")
     head = "; ".join(facts)
-    return Death(what, "\n".join([*([head] if head else []), *(f"  {line}" for line in shown)]), next_step)
+    return Death(what, "\n".join([*([head] if head else []), *(f"{_QUOTED}{line}" for line in shown)]), next_step)
 
 
 def stalled(silence: str) -> Death:

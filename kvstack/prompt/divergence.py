@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from enum import StrEnum
 from kvstack.prompt.pattern import Pattern, compile_pattern
 from kvstack.prompt.rendering import Segment, common_prefix, extends, render, shared_length
 
-__all__ = ["Cause", "Divergence", "Habit", "diverge", "diverge_rendered", "habits"]
+__all__ = ["Cause", "Divergence", "Habit", "Likeness", "diverge", "diverge_rendered", "habits", "likeness"]
 
 _SNIPPET = 60
+_NEARLY_ALL = 0.9
+_SENTENCE_END = re.compile(r"(?<=[.;,:]\ )")
 
 
 class Cause(StrEnum):
@@ -111,6 +114,50 @@ class Habit:
     times: int
     lost: int
     alternating: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """
+    How much two texts have in common, wherever it stands.
+
+    Attributes:
+        shared: Characters that both have.
+        ratio: Their share of the longer one, 0 to 1.
+    """
+
+    shared: int
+    ratio: float
+
+
+def likeness(old: Sequence[Segment], new: Sequence[Segment]) -> Likeness:
+    """
+    Say how similar two rendered texts are: what begins or ends alike, or what consists of the same sentences.
+    """
+    ends = sum(
+        _ends_alike(one.text, other.text) for one, other in zip(old, new, strict=False) if one.role == other.role
+    )
+    longer = max(sum(len(segment.text) for segment in segments) for segments in (old, new))
+    shared = ends
+    if ends < longer * _NEARLY_ALL:  # to count sentences takes ten times as long
+        common = _sentences(old) & _sentences(new)
+        shared = max(ends, sum(len(sentence) * count for sentence, count in common.items()))
+    return Likeness(shared, shared / longer if longer else 0.0)
+
+
+def _ends_alike(one: str, other: str) -> int:
+    if one == other:
+        return len(one)
+    start = shared_length(one, other)
+    return start + shared_length(one[start:][::-1], other[start:][::-1])
+
+
+def _sentences(segments: Sequence[Segment]) -> Counter[str]:
+    """Lines and sentences, with the spaces and line ends behind them, so that all add up to the whole."""
+    found: Counter[str] = Counter()
+    for segment in segments:
+        found.update(part for line in segment.text.splitlines(keepends=True) for part in _SENTENCE_END.split(line))
+    return found
 
 
 def diverge(previous: bytes, current: bytes, path: str) -> Divergence | None:

@@ -4,19 +4,29 @@ The former request of a conversation, and where a request parts from it.
 The conversation memory of the rules knows a conversation by everything in front of it, so a client that rewrites its
 system text for each request starts a new conversation each time.  That is the very case a person wants explained, so
 here a request without a known former one is laid beside the last requests and compared by what was *said*.
+
+One that begins a conversation is laid beside the last requests too: what it could have shared with them is their
+*head*, system text and tools, and a head that is nearly theirs was meant to be the same.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvstack.prompt.divergence import Divergence, diverge_rendered
+from kvstack.prompt.divergence import Divergence, diverge_rendered, likeness
 from kvstack.prompt.rendering import Segment, render
 
 __all__ = ["Compared", "FormerRequests"]
 
 _SPOKEN = frozenset({"user", "assistant", "tool"})
+_HEAD = frozenset({"tools", "system"})
+
+_HEADS_COMPARED = 8
+_ALIKE_RATIO = 0.75
+_ALIKE_CHARACTERS = 256
+"""Less than that is not worth a word, cached or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,8 @@ class Compared:
     Attributes:
         conversation: Name of the conversation; the former request's where it is continued.
         former: Number of the former request, or None if this begins a conversation.
-        divergence: Where they part; None if the request extends the former one, or there is none.
+        divergence: Where they part; None if the request extends the former one.  Of a request that begins a
+            conversation: where its head parts from the most similar recent one; None if it does not, or none is alike.
     """
 
     conversation: str | None
@@ -41,6 +52,7 @@ class _Entry:
     path: str
     segments: tuple[Segment, ...]
     spoken: tuple[str, ...]
+    head: tuple[Segment, ...]
     characters: int
 
 
@@ -75,10 +87,12 @@ class FormerRequests:
         spoken = tuple(segment.text for segment in segments if segment.role in _SPOKEN)
         path = path.partition("?")[0]
         known = conversation if conversation in self._entries else self._alike(spoken, path)
-        entry = _Entry(number, path, segments, spoken, sum(len(segment.text) for segment in segments))
+        head = tuple(itertools.takewhile(lambda segment: segment.role in _HEAD, segments))
+        entry = _Entry(number, path, segments, spoken, head, sum(len(segment.text) for segment in segments))
         if known is None:
+            alike = self._head_like(head, path)
             self._remember(conversation, entry)
-            return Compared(conversation)
+            return Compared(conversation, divergence=diverge_rendered(alike, head))
         former = self._entries[known]
         self._remember(known, entry)
         return Compared(known, former.number, diverge_rendered(former.segments, segments))
@@ -91,6 +105,19 @@ class FormerRequests:
             # Equally long is no continuation: a new conversation may begin with the same words.
             if entry.path == path and max(most, 1) <= said < len(spoken) and spoken[:said] == entry.spoken:
                 best, most = name, said
+        return best
+
+    def _head_like(self, head: tuple[Segment, ...], path: str) -> tuple[Segment, ...]:
+        """The most similar head, the newest of several; none if there is an equal one: then all could be shared."""
+        heads = [entry.head for entry in reversed(self._entries.values()) if entry.path == path]
+        if head in heads:
+            return ()
+        best: tuple[Segment, ...] = ()
+        most = 0.0
+        for other in heads[:_HEADS_COMPARED]:
+            alike = likeness(other, head)
+            if alike.shared >= _ALIKE_CHARACTERS and alike.ratio >= _ALIKE_RATIO and alike.ratio > most:
+                best, most = other, alike.ratio
         return best
 
     def _remember(self, conversation: str, entry: _Entry) -> None:

@@ -4,9 +4,10 @@ What rules exist, and what they did to a request, in a form that can be shown.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
-from kvstack.prompt.ruleset import RuleSet
+from kvstack.prompt.ruleset import Rule, RuleSet
 from kvstack.prompt.stripping import Stripped
 
 __all__ = ["RuleLine", "Shown", "list_rules", "show_edits"]
@@ -28,6 +29,7 @@ class RuleLine:
         active: It is in force.
         switch: The setting that governs it, if there is one.
         summary: What it does and why.
+        digest: Another one if anything of the rule is another.
     """
 
     name: str
@@ -38,6 +40,7 @@ class RuleLine:
     active: bool
     switch: str | None
     summary: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,15 @@ def list_rules(rules: RuleSet) -> list[RuleLine]:
             active=rule.active,
             switch=rule.spec.switch,
             summary=rule.spec.summary,
+            digest=_digest(rule),
         )
         for rule in rules.rules
     ]
+
+
+def _digest(rule: Rule) -> str:
+    said = f"{rule.spec.model_dump_json()} {rule.client} {rule.origin} {rule.active}"
+    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
 
 def show_edits(body: bytes, stripped: Stripped) -> list[Shown]:

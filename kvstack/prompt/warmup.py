@@ -20,7 +20,7 @@ from typing import Any
 
 from kvstack.errors import Problem
 from kvstack.prompt.dialects import Api, api_of
-from kvstack.prompt.recorded import RecordingError, default_path, read_recording
+from kvstack.prompt.recorded import Recorded, RecordingError, default_path, read_recording
 
 __all__ = [
     "Token",
@@ -31,6 +31,7 @@ __all__ = [
     "from_system_prompt",
     "head_digest",
     "shared_tokens",
+    "shares_nothing",
     "with_user_text",
 ]
 
@@ -82,6 +83,13 @@ _SAMPLING_KEYS = frozenset(
         "cache_prompt",
     }
 )
+
+_LISTS = {Api.CHAT: "messages", Api.MESSAGES: "messages", Api.RESPONSES: "input"}
+
+# Of a body, then of a message or input item.
+_SAYING_KEYS = ("system", "instructions", "tools", "content", "tool_calls", "arguments", "output", "summary")
+
+_NO_PROMPT = Problem("warmup.request_file", "holds a request without a prompt: no text in it, and no tools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +153,31 @@ def from_recording(text: str, path: str | None = None, user_text: str = USER_TEX
     normal = [one for one in recorded if one.kind not in ("side", "probe") and default_path(one.value) is not None]
     if not normal:
         return Problem("warmup.request_file", "holds no model request (a JSON object with messages, input or prompt)")
-    body, headers, target = normal[0].value, normal[0].headers, path or normal[0].endpoint
+    made = [_from_recorded(one, path, user_text) for one in normal]
+    return next((one for one in made if isinstance(one, WarmupRequest)), made[0])
+
+
+def _from_recorded(recorded: Recorded, path: str | None, user_text: str) -> WarmupRequest | Problem:
+    target = path or recorded.endpoint
     api = api_of(target)
     if api is None:
         return Problem("warmup.path", f"{target!r} is no endpoint that evaluates a prompt")
-    cut = _cut(api, body, user_text)
+    cut = _cut(api, recorded.value, user_text)
     if isinstance(cut, Problem):
         return cut
-    return WarmupRequest(target, _encoded(cut), headers)
+    return WarmupRequest(target, _encoded(cut), recorded.headers)
+
+
+def shares_nothing(request: WarmupRequest) -> bool:
+    """
+    Whether a request has neither system text nor tools: all that it warms is how the chat template begins.
+    """
+    body: dict[str, Any] = json.loads(request.body)
+    api = api_of(request.path)
+    if api is None or api is Api.COMPLETION:
+        return False  # a raw prompt is taken whole
+    leading = _leading(body[_LISTS[api]])
+    return not (any(map(_says_something, leading)) or _says_something(body))
 
 
 def head_digest(body: bytes) -> str | None:
@@ -250,17 +275,33 @@ def _cut(api: Api, body: dict[str, Any], user_text: str) -> dict[str, Any] | Pro
             messages = body.get("messages")
             if not isinstance(messages, list):
                 return Problem("warmup.request_file", "its messages are no list")
+            if not _has_prompt(body, messages):
+                return _NO_PROMPT
             kept["messages"] = [*_leading(messages), {"role": "user", "content": user_text}]
             kept |= {"max_tokens": 1, "stream": False}
         case Api.RESPONSES:
             items = body.get("input")
             leading = _leading(items) if isinstance(items, list) else []
+            if not _has_prompt(body, items if isinstance(items, list) else [{"content": items}]):
+                return _NO_PROMPT
             kept["input"] = [*leading, {"role": "user", "content": user_text}]
             kept |= {"max_output_tokens": 1, "stream": False}
         case Api.COMPLETION:
+            prompt = body.get("prompt", body.get("content"))
+            if not (isinstance(prompt, str | list | dict) and prompt):
+                return _NO_PROMPT
             # A raw prompt shows no border between what is shared and what is not; all of it is evaluated.
             kept |= {"n_predict": 0, "max_tokens": 1, "stream": False, "cache_prompt": True}
     return kept
+
+
+def _has_prompt(body: dict[str, Any], items: list[Any]) -> bool:
+    return _says_something(body) or any(isinstance(item, dict) and _says_something(item) for item in items)
+
+
+def _says_something(value: dict[str, Any]) -> bool:
+    """Whether a message, or what a body has beside its messages, reaches the prompt."""
+    return any(value.get(key) for key in _SAYING_KEYS)
 
 
 def _leading(items: list[Any]) -> list[Any]:

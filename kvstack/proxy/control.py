@@ -163,7 +163,8 @@ def control_routes(
         if row is None:
             return _answer(404, "error", _which(snapshot, request.path_params["number"]))
         before = snapshot.row(row.before) if row.before is not None else None
-        explanation = explain(row, before, snapshot.prefill_tokens_per_s, snapshot.server.slots)
+        server = snapshot.server
+        explanation = explain(row, before, snapshot.prefill_tokens_per_s, server.slots, attached=server.is_attached)
         data: dict[str, Any] = {"explanation": explanation.to_dict()}
         data["request"] = next(one for one in snapshot.to_dict()["requests"] if one["id"] == row.id)
         divergence = history.divergence(row.id)

@@ -85,7 +85,7 @@ class History:
 
     def divergence(self, number: int) -> Divergence | None:
         """
-        Where a request left its conversation, if it did and is still remembered.
+        Where a request left its conversation, or what it begins like, if it did and is still remembered.
         """
         return self._divergences.get(number)
 

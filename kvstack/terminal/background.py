@@ -20,6 +20,7 @@ from kvstack.errors import AlreadyRunning, ChildLost, KvstackError, NotReady, No
 from kvstack.process.identity import descendants, identify
 from kvstack.rundir import RunDir, RunFile
 from kvstack.terminal import client, figures, output
+from kvstack.terminal.plain import verbs_for
 
 __all__ = ["start_background"]
 
@@ -171,7 +172,7 @@ def _follow(
     said.keep()
     if not wait:
         output.say(f"{name} starts in the background: {run.proxy_url} (pid {run.pid})")
-        output.say(f"  kvstack status {name} | kvstack logs -f {name} | kvstack down {name}")
+        output.say(f"  {verbs_for(name, attached=attached_url is not None)}")
         return False
     told = ""
     while process.poll() is None:

@@ -265,7 +265,7 @@ def _silent(run: RunFile, error: Exception) -> KvstackError:
     return NotReady(
         f"The stack {run.name!r} does not answer",
         f"{run.proxy_url} (pid {run.pid}): {str(error) or type(error).__name__}",
-        f"It may be starting or stopping; see `kvstack logs {run.name}`.",
+        "It may be starting or stopping" + ("." if run.attached else f"; see `kvstack logs {run.name}`."),
     )
 
 

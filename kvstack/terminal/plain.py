@@ -20,7 +20,7 @@ from kvstack.core.snapshot import RequestRow, Snapshot
 from kvstack.terminal import figures
 from kvstack.terminal.figures import one_line
 
-__all__ = ["Announcer", "Line", "how_to_use", "request_line"]
+__all__ = ["Announcer", "Line", "how_to_use", "request_line", "verbs_for"]
 
 SETTLE_S = 1.0
 """How long a request that is over may wait for figures that come with the log."""
@@ -74,8 +74,20 @@ def how_to_use(snapshot: Snapshot) -> list[str]:
     return [
         f"  OpenAI clients:     base URL {url}/v1 (any API key)",
         f"  Anthropic clients:  base URL {url}",
-        f"  other terminals:    kvstack status {name} | kvstack logs -f {name} | kvstack down {name}",
+        f"  other terminals:    {verbs_for(name, attached=snapshot.server.is_attached)}",
     ]
+
+
+def verbs_for(name: str, *, attached: bool) -> str:
+    """
+    What can be asked of a stack from another terminal; not for a log where it keeps none.
+
+    Args:
+        name: The stack.
+        attached: Whether its llama-server is somebody else's, which keeps its own log.
+    """
+    verbs = ("status", "down") if attached else ("status", "logs -f", "down")
+    return " | ".join(f"kvstack {verb} {name}" for verb in verbs)
 
 
 class Announcer:

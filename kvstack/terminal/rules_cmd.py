@@ -31,6 +31,8 @@ app.add_typer(rules_app, name="rules")
 
 WIDTH = 100
 
+NAMES_SHOWN = 5
+
 DEFAULT_TEMPLATE = "<|im_start|>"
 """Enough of what llama-server uses for a model without a chat template, ChatML, to know its role markers."""
 
@@ -53,20 +55,23 @@ def list_rules(
     """
     List all rules: what each does, where it comes from, whether it is in force.
 
-    Of a running stack its rules as it applies them, and how often each acted since its start.
+    Of a running stack its rules as it applies them, and how often each acted since its start; if its config file says
+    otherwise by now, that is said.
     """
 
     def action() -> output.Result:
         run = _running(stack)
         if run is not None:
             told = _rules_of(run)
-            data = {"stack": run.name, "config_path": run.config_path, "rules": told}
-            return output.Result(data, _list_text(told, f" in the running stack {run.name!r}"))
+            changed, note = _compare(told, run)
+            data = {"stack": run.name, "config_path": run.config_path, "rules": told, "file_differs": changed}
+            return output.Result(data, _list_text(told, f" in the running stack {run.name!r}{note}"))
         from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
 
         lines = [asdict(line) | {"hits": None} for line in inspecting.list_rules(_rules(stack))]
         where = " by default; no stack runs" if stack is None else ""
-        return output.Result({"stack": None, "config_path": stack, "rules": lines}, _list_text(lines, where))
+        data = {"stack": None, "config_path": stack, "rules": lines, "file_differs": None}
+        return output.Result(data, _list_text(lines, where))
 
     output.deliver("rules list", as_json, action)
 
@@ -119,6 +124,32 @@ def _rules_of(run: RunFile) -> list[dict[str, Any]]:
             f"Is it a kvstack of this version?  It says {run.version}.",
         )
     return lines
+
+
+def _compare(told: Sequence[Mapping[str, Any]], run: RunFile) -> tuple[list[str] | None, str]:
+    """
+    Which rules the stack's file would make others, and that in words.
+
+    None if the file cannot be used any more, or the stack does not tell enough.
+    """
+    from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
+
+    file = one_line(run.config_path)
+    try:
+        written = {line.name: line.digest for line in inspecting.list_rules(_rules(run.config_path))}
+    except KvstackError as error:
+        return None, f", which has read {file} before: that cannot be used now ({one_line(error.what)})"
+    if any("digest" not in line for line in told):
+        return None, f"; whether {file} says the same, a stack of this version ({one_line(run.version)}) does not tell"
+    applied = {str(line["name"]): line["digest"] for line in told}
+    changed = sorted(name for name in {*written, *applied} if written.get(name) != applied.get(name))
+    if not changed:
+        return [], f", as {file} has them"
+    names = one_line(", ".join(changed[:NAMES_SHOWN])) + (", ..." if len(changed) > NAMES_SHOWN else "")
+    return changed, (
+        f"\n{file} differs: {plural(len(changed), 'rule')} ({names}). Listed is what the running stack applies; "
+        "the file counts at its next start, and `--set` comes on top of it"
+    )
 
 
 def _rules(config: str | None) -> RuleSet:

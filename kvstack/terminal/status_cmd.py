@@ -63,12 +63,20 @@ def _result(run: RunFile, data: dict[str, Any]) -> output.Result:
     error = None
     if state != "ready":
         reason = f"state: {state}" + (f" ({data['reason']})" if data.get("reason") else "")
-        error = NotReady(f"The stack {run.name!r} is not ready", reason, f"See `kvstack logs -f {run.name}`.")
+        error = NotReady(f"The stack {run.name!r} is not ready", reason, _next_step(run, data))
 
     def draw(screen: Console) -> RenderableType:
         return _picture(data, screen)
 
     return output.Result(data, draw, ExitCode.OK if error is None else ExitCode.START_FAILED, error)
+
+
+def _next_step(run: RunFile, data: dict[str, Any]) -> str:
+    if not run.attached:
+        return f"See `kvstack logs -f {run.name}`."
+    server = data.get("server")
+    url = server.get("url") if isinstance(server, dict) else None
+    return f"Look after the llama-server at {url or 'server.url'}, which keeps its own log; kvstack waits for it."
 
 
 def _picture(data: dict[str, Any], screen: Console) -> RenderableType:

@@ -40,6 +40,8 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
                 answer.message,
                 "Set warmup.request_file or warmup.system_prompt in the config."
                 if data.get("outcome") == "no prefix known"
+                else "Look at the log of the llama-server that it is attached to."
+                if run.attached
                 else f"See `kvstack logs {run.name}`.",
             )
         # The prompt may hold a long user text behind the prefix, which nobody will ask for.

@@ -58,6 +58,7 @@ def test_two_at_the_same_moment(tmp_path: Path) -> None:
     run = RunDir("box").read()
     assert run is not None
     assert f"(pid {run.pid})" in told[0]
+    assert "kvstack status box | kvstack down box" in told[0]  # and no log: that server keeps its own
     assert told[4].startswith("error: A stack named 'box' is running already\n")
     assert "\nnext:  " in told[4]
     assert told[0].count("error") == 0

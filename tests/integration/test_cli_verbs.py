@@ -383,6 +383,8 @@ def test_rules_of_a_running_stack_are_what_it_applies(hanging: _HangingServer, t
     settings = {"url": f"http://127.0.0.1:{hanging.server_port}"}
     switched_off = ("--set", "proxy.strip_timestamps=false", "--set", 'rules.disable=["pi.date"]')
     with run_stack(tmp_path, settings, warmup={"enabled": False}, arguments=switched_off):
+        # Its own file is what `--set` made it differ from.
+        assert {"openclaw.timestamps", "pi.date"} <= set(envelope("rules", "list", "box")["data"]["file_differs"])
         (tmp_path / "box.toml").write_text("this is no config any more")
         for target in ((), ("box",), (str(tmp_path / "box.toml"),)):
             data = envelope("rules", "list", *target)["data"]
@@ -390,7 +392,9 @@ def test_rules_of_a_running_stack_are_what_it_applies(hanging: _HangingServer, t
             assert data["stack"] == "box"
             assert (active["openclaw.timestamps"], active["pi.date"]) == (False, False)
             assert all(rule["hits"] == 0 for rule in data["rules"])
+            assert data["file_differs"] is None
         text = kvstack("rules", "list").stdout
+        assert f"has read {tmp_path / 'box.toml'} before: that cannot be used now" in text
         assert "off  openclaw.timestamps" in text
         assert f"{sum(active.values())} on in the running stack 'box'" in text
 

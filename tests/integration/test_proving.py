@@ -75,6 +75,7 @@ class Rig:
             self.upstream,
             Props,
             Gate(self.life.bus),
+            lambda _: None,
         )
         self.prover = Prover(self.upstream, self.snapshots, self.life.bus)
         self.restore()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -58,9 +59,12 @@ class Rig:
         plan = make_plan(parse_config(text, Path("/t.toml"), Path("/home/ann")), Path("/t.toml"), {})
         self.server = server
         self.stub = stub
+        self.warned: list[str] = []
         self.upstream = Upstream(f"http://127.0.0.1:{stub.port}")
         gate = Gate(Bus(Snapshot("t", "http://127.0.0.1:1")))
-        self.snapshots = PrefixSnapshots(replace(plan, snapshot_dir=directory), self.upstream, Props, gate)
+        self.snapshots = PrefixSnapshots(
+            replace(plan, snapshot_dir=directory), self.upstream, Props, gate, self.warned.append
+        )
         self.files = SnapshotFiles(directory, 1000)
         draft = self.files.begin(PREFIX.name)
         (directory / draft).write_bytes(b"x" * 100)
@@ -88,6 +92,12 @@ class Rig:
         return [received.request_line.split()[1].partition("action=")[2] for received in self.stub.received]
 
 
+def lost(made: Rig, why: str) -> str:
+    """What a person is told."""
+    path = made.files.directory / made.files.file_name(PREFIX.name)
+    return f"The prefix snapshot {path} {why}. It was removed, and the prefix is evaluated again"
+
+
 @asynccontextmanager
 async def rig(directory: Path) -> AsyncIterator[Rig]:
     """A server and snapshots."""
@@ -105,6 +115,7 @@ async def test_what_was_restored_stays(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         assert await made.restore()
         assert made.is_there
+        assert made.warned == []
         assert made.snapshots.blame() is not None
         assert not made.is_there
 
@@ -148,6 +159,7 @@ async def test_what_the_server_refuses_is_removed(tmp_path: Path) -> None:
         assert not await made.restore()
         assert made.left == []
         assert made.actions == ["restore"]
+        assert made.warned == [lost(made, "could not be used: the server does not restore it: no")]
 
 
 @pytest.mark.parametrize("said", [{"n_restored": 2, "n_read": 100}, {"n_restored": 3, "n_read": 99}, {}])
@@ -158,3 +170,26 @@ async def test_what_was_restored_otherwise_is_removed_from_the_slot_too(said: ob
         assert not await made.restore()
         assert made.left == []
         assert made.actions == ["restore", "erase"]
+        assert made.warned == [lost(made, "could not be used: the server read another one")]
+
+
+async def test_a_damaged_file_is_told_of(tmp_path: Path) -> None:
+    """Once: it is not even shown to the server, and gone."""
+    async with rig(tmp_path) as made:
+        path = tmp_path / made.files.file_name(PREFIX.name)
+        status = path.stat()
+        path.write_bytes(b"x" * 99 + b"y")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert not await made.restore()
+        assert made.left == []
+        assert made.actions == []
+        assert not await made.restore()
+        assert made.warned == [lost(made, "was damaged: its file does not hold what was saved")]
+
+
+async def test_that_there_is_none_yet_is_no_trouble(tmp_path: Path) -> None:
+    """The first start has nothing to tell."""
+    async with rig(tmp_path) as made:
+        made.files.remove(PREFIX.name)
+        assert not await made.restore()
+        assert made.warned == []

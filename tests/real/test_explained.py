@@ -60,11 +60,14 @@ def test_an_unknown_clients_id_in_the_system_text_is_named(
             assert status == 200, data
             messages.append({"role": "assistant", "content": data["choices"][0]["message"]["content"] or ""})
         rows = stack.wait_for_requests(2)
-        assert rows[1]["verdict"] == "PARTIAL"
+        # The id stands at the very front: the template's first words are all that is left.
+        assert rows[1]["verdict"] == "COLD"
+        assert rows[1]["cause"].startswith("id in messages[0].content @")
         assert rows[1]["evaluated_tokens"] > 500
         shown = explain()
         assert shown.returncode == 0, shown.stderr
-        assert "Request 2: PARTIAL" in shown.stdout
+        assert "Request 2: COLD" in shown.stdout
+        assert "strip_message_ids" in shown.stdout
         assert "messages[0].content" in shown.stdout
         assert "Trace" not in shown.stdout
         with_text = explain("2", "--show-text")
@@ -75,3 +78,30 @@ def test_an_unknown_clients_id_in_the_system_text_is_named(
         unknown = explain("77")
         assert unknown.returncode == 1
         assert "known are 1 to 2" in unknown.stderr
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_single_turns_with_a_new_id_are_told_of_the_id(
+    kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
+) -> None:
+    """An agent that begins a conversation with each request: a warm-up would not help it."""
+    filler = "Keep the rules in mind and answer in plain words. " * 60
+    server: dict[str, Any] = {"binary": str(llama_server), "model": str(model_path[kind]), "ctx_size": 16384}
+    with run_stack(tmp_path, server) as stack:
+        for number, nonce in enumerate((f"{digit * 8}-1111-4222-8333-444455556666" for digit in "abc"), start=1):
+            messages = [
+                {"role": "system", "content": f"{nonce}\n{filler}"},
+                {"role": "user", "content": f"Task {number}: say something."},
+            ]
+            status, data = post(stack.proxy_port, CHAT, {"messages": messages, "max_tokens": 1})
+            assert status == 200, data
+        rows = stack.wait_for_requests(3)
+        assert [row["verdict"] for row in rows] == ["COLD"] * 3
+        assert rows[0]["cause"] == "first request of its conversation"
+        for row in rows[1:]:
+            assert row["cause"].startswith("id in messages[0].content @")
+        shown = explain()
+        assert "of another conversation, but not quite: id in messages[0].content @" in " ".join(shown.stdout.split())
+        assert "warmup" not in shown.stdout
+        assert "4444" not in shown.stdout
+        assert "cccccccc-1111" in explain("3", "--show-text").stdout

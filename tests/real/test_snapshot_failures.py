@@ -53,6 +53,8 @@ def test_a_damaged_snapshot_is_made_anew(
         status = stack.status()
         assert (status["warmup"]["outcome"], status["warmup"]["snapshot"]) == ("done", "saved")
         assert status["restarts"] == 0
+        told = [notice["text"] for notice in status["notices"] if "was damaged" in notice["text"]]
+        assert len(told) == (damage == "one byte")
         cached, _, _ = first_turn(stack, 1, WORDS[0])
         assert cached >= status["warmup"]["boundary_tokens"] - 4
     (again,) = files()

@@ -6,9 +6,11 @@ The lines are those of b10068 and b11434, of the libraries below them, and of th
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from kvstack.process.death import CAUSES, explain, is_telling, status_words
+from kvstack.process.death import CAUSES, Death, explain, is_telling, status_words
 
 MISSING = (
     "0.00.070.518 I srv    load_model: loading model 'nope.gguf'",
@@ -186,6 +188,48 @@ def test_old_complaints_are_not_blamed_for_a_kill() -> None:
     """A SIGKILL has no cause among the lines."""
     lines = ("ggml_vulkan: Device memory allocation of size 1 failed.",)
     assert explain(-9, lines, lines).what == "llama-server was killed from outside"
+
+
+@pytest.mark.parametrize(
+    ("returncode", "meaning"),
+    [
+        (-9, "SIGKILL: usually the system's out-of-memory killer, else a person"),
+        (137, "exit status 137 (SIGKILL): usually the system's out-of-memory killer, else a person"),
+        (-15, "SIGTERM: usually a service manager, a shutdown or a person"),
+        (-1, "SIGHUP: usually a terminal that was closed"),
+        (-2, "SIGINT: usually a Ctrl-C"),
+        (-3, "SIGQUIT: usually a Ctrl-\\"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+def test_who_was_ended_from_outside_is_not_explained_by_its_work(returncode: int, meaning: str) -> None:
+    """What it did last has nothing to do with it: the signal's usual sender is named instead."""
+    death = explain(returncode, ("1.00.000.000 I srv  update_slots: all slots are idle",) * 3, ())
+    assert "from outside" in death.what
+    assert death.fact == death.brief == meaning
+
+
+def test_an_error_before_a_kill_is_quoted() -> None:
+    """It looks like a reason; nobody knows, so no cause is claimed."""
+    error = "1.00.000.001 E ggml_vulkan: Device memory allocation of size 1 failed."
+    death = explain(-9, ("1.00.000.000 I srv  update_slots: all slots are idle", error), ())
+    assert death.fact == f"SIGKILL\n  {error}"
+    assert death.brief == f"SIGKILL; {error}"
+
+
+@pytest.mark.parametrize("returncode", [-11, -6, 0, 3])
+def test_a_notice_quotes_reasons_alone(returncode: int) -> None:
+    """On one line there is no room for context; the whole error still shows where it happened."""
+    line = "1.00.000.000 I srv  update_slots: all slots are idle"
+    death = explain(returncode, (line,), ())
+    assert line in death.fact
+    assert death.brief == status_words(returncode)
+
+
+def test_of_what_is_no_log_the_notice_says_two_lines() -> None:
+    """An error of our own may take two."""
+    assert Death("x", "one\ntwo\nthree", "y").brief == "one; two"
+    assert Death("x", "", "y").brief == ""
 
 
 def test_left_behind() -> None:

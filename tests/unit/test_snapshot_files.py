@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvstack.llama.snapshots import NAME_PREFIX, SnapshotNote
-from kvstack.snapshotfiles import SnapshotFiles, make_directory
+from kvstack.snapshotfiles import DamagedSnapshot, SnapshotFiles, make_directory
 
 NAME = f"{NAME_PREFIX}{'a' * 32}"
 HOUR_S = 3600.0
@@ -95,8 +95,11 @@ def test_a_snapshot_that_is_not_as_noted_is_removed(damage: str, tmp_path: Path)
         case "one bit":
             path.write_bytes(b"x" * 57 + b"y" + b"x" * 42)
             os.utime(path, ns=(note.modified_ns, note.modified_ns))
-    assert files.check(NAME, 8 if damage == "other tokens" else 7) is None
+    problems = {"no note": "note", "no text": "note", "other tokens": "note", "one bit": "does not hold what was saved"}
+    with pytest.raises(DamagedSnapshot, match=problems.get(damage, "gone, or was written to")):
+        files.check(NAME, 8 if damage == "other tokens" else 7)
     assert left(files) == []
+    assert files.check(NAME, 7) is None
 
 
 @pytest.mark.parametrize(("size", "said"), [(0, 0), (0, 100), (100, 0), (99, 100), (101, 100)])

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from kvstack.errors import Problem
-from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt, head_digest, with_user_text
+from kvstack.prompt.warmup import (
+    WarmupRequest,
+    from_recording,
+    from_system_prompt,
+    head_digest,
+    shares_nothing,
+    with_user_text,
+)
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}]
 
@@ -144,7 +151,7 @@ def test_of_json_lines_the_first_normal_model_request_counts() -> None:
 
 def test_the_configs_path_wins() -> None:
     """A recording without a path may be ambiguous."""
-    assert made('{"messages": []}', "/v1/messages").path == "/v1/messages"
+    assert made('{"messages": [{"role": "user", "content": "x"}]}', "/v1/messages").path == "/v1/messages"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +168,51 @@ def test_the_configs_path_wins() -> None:
 def test_what_is_no_model_request_is_a_problem(text: str, path: str | None) -> None:
     """It is found before the model is loaded."""
     assert isinstance(from_recording(text, path), Problem)
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"messages": []}, None),
+        ({"messages": [{}, 1]}, None),
+        ({"messages": [{"role": "system", "content": ""}], "tools": []}, None),
+        ({"messages": [{"role": "user", "content": []}], "system": ""}, None),
+        ({"input": "", "instructions": ""}, None),
+        ({"input": [{"type": "message", "role": "user", "content": []}]}, None),
+        ({"prompt": ""}, None),
+        ({"prompt": 5}, None),
+        ({"messages": [{"role": "system", "content": "S"}]}, "/completion"),
+    ],
+)
+def test_a_request_without_a_prompt_is_a_problem(body: dict[str, Any], path: str | None) -> None:
+    """To warm the bare template up would look like a warm-up and be none."""
+    found = from_recording(json.dumps(body), path)
+    assert isinstance(found, Problem)
+    assert "without a prompt" in found.message
+
+
+def test_a_request_without_a_prompt_is_passed_over_in_a_recording() -> None:
+    """As long as there is one with a prompt behind it."""
+    lines = [{"messages": []}, {"messages": [{"role": "system", "content": "S"}]}]
+    assert body_of(made("\n".join(map(json.dumps, lines))))["messages"][0]["content"] == "S"
+
+
+@pytest.mark.parametrize(
+    ("body", "nothing"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}]}, True),
+        ({"messages": [{"role": "system", "content": ""}, {"role": "user", "content": "x"}]}, True),
+        ({"input": "x"}, True),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}, False),
+        ({"messages": [{"role": "user", "content": "x"}], "system": "S"}, False),
+        ({"messages": [{"role": "developer", "content": "D"}]}, False),
+        ({"input": "x", "instructions": "I"}, False),
+        ({"prompt": "x"}, False),
+    ],
+)
+def test_whether_requests_share_what_is_warmed(body: dict[str, Any], nothing: bool) -> None:
+    """What stands behind the user's words is nobody else's."""
+    assert shares_nothing(made(json.dumps(body))) == nothing
 
 
 def test_text_outside_ascii_and_lone_surrogates_survive() -> None:

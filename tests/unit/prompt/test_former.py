@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 
-from kvstack.prompt.divergence import Cause
+import pytest
+
+from kvstack.prompt.divergence import Cause, Divergence
 from kvstack.prompt.former import FormerRequests
 
 PATH = "/v1/chat/completions"
@@ -84,3 +86,84 @@ def test_what_cannot_be_read_is_passed_over() -> None:
     assert former.compare(1, b"{", PATH, "c1").former is None
     assert former.compare(2, body("S", 0), PATH, None).conversation is None
     assert former.compare(3, b"{}", "/v1/models", "c1").divergence is None
+
+
+LONG = "Keep the rules in mind and answer in plain words. " * 40
+UUIDS = ("0b6f2f0e-1111-4222-8333-444455556666", "9c7a1d2b-2222-4333-9444-555566667777")
+
+
+def differs(*bodies: bytes, path: str = PATH) -> Divergence | None:
+    """Where the last of some requests, each the first of its conversation, parts from what is most similar to it."""
+    former = FormerRequests()
+    for number, one in enumerate(bodies, start=1):
+        compared = former.compare(number, one, path, f"c{number}")
+        assert (compared.conversation, compared.former) == (f"c{number}", None)
+    return compared.divergence
+
+
+@pytest.mark.parametrize(
+    ("system", "values", "cause"),
+    [
+        ("Trace {}\n" + LONG, UUIDS, Cause.ID),
+        (LONG + "\nTrace {}", UUIDS, Cause.ID),
+        ("Now: {}\n" + LONG, ("2026-02-18 20:41", "2026-02-18 20:42"), Cause.CLOCK),
+        ("Budget left: {} tokens. " + LONG, ("19,998", "19,541"), Cause.COUNTER),
+        ("{0} begins.\n" + LONG + "Again {0}.\n" + LONG, UUIDS, Cause.ID),
+        ("You talk to {}. " + LONG, ("Ann", "Bob"), Cause.SYSTEM_CHANGED),
+    ],
+)
+def test_a_new_conversation_names_what_changed_in_its_head(system: str, values: tuple[str, str], cause: Cause) -> None:
+    """An agent that always begins anew: nothing is shared by the prompts, and it is said why."""
+    found = differs(*(body(system.format(value), 0, f"task {value[-3:]}") for value in values))
+    assert found is not None
+    assert (found.cause, found.path) == (cause, "messages[0].content")
+    assert found.offset >= system.index("{")
+    assert len(found.before) <= 60
+    assert len(found.after) <= 60
+
+
+def test_tools_are_a_part_of_the_head() -> None:
+    """They stand in front of the system text in most templates."""
+    tools = [{"type": "function", "function": {"name": f"t{number}", "description": LONG}} for number in range(3)]
+    one, two = (
+        json.dumps({"messages": [{"role": "user", "content": str(order)}], "tools": order}).encode()
+        for order in (tools, tools[::-1])
+    )
+    found = differs(one, two)
+    assert found is not None
+    assert found.cause is Cause.TOOLS_REORDERED
+
+
+def test_the_most_similar_head_counts_and_of_several_the_newest() -> None:
+    """Another agent's request in between is not what it should have been equal to."""
+    mine, other = "You are one. Trace {}\n" + LONG, "You are another. Trace {}\n" + LONG[::-1]
+    found = differs(*(body(text.format(value), 0, value) for value in UUIDS for text in (mine, other)))
+    assert found is not None
+    assert (found.cause, found.old, found.new) == (Cause.ID, *UUIDS)
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        # Equal heads: all could be shared.  Also if there is one that is nearly equal.
+        (body(LONG, 0, "a"), body(LONG, 0, "b")),
+        (body(f"1a2b {LONG}", 0, "a"), body(f"3c4d {LONG}", 0, "b"), body(f"1a2b {LONG}", 0, "c")),
+        # Other agents: nobody meant these to be equal.
+        (body(LONG, 0, "a"), body(LONG[::-1], 0, "b")),
+        (body(LONG, 0, "a"), body(LONG + "And this is what the other agent does. " * 40, 0, "b")),
+        # Not worth a word.
+        (body("You are 1a2b.", 0, "a"), body("You are 3c4d.", 0, "b")),
+        # No head at all: what users say differs.
+        tuple(json.dumps({"messages": [{"role": "user", "content": f"{n} {LONG}"}]}).encode() for n in UUIDS),
+    ],
+)
+def test_a_new_conversation_that_is_not_nearly_like_another(bodies: tuple[bytes, ...]) -> None:
+    """Nothing is blamed."""
+    assert differs(*bodies) is None
+
+
+def test_another_endpoint_renders_otherwise() -> None:
+    """Its head was not meant to be shared."""
+    former = FormerRequests()
+    former.compare(1, body(f"1a2b {LONG}", 0), PATH, "c1")
+    assert former.compare(2, body(f"3c4d {LONG}", 0), "/v1/messages", "c2").divergence is None

@@ -353,6 +353,33 @@ def test_nothing_is_warm_after_the_server_died() -> None:
     assert snapshot.warmup.outcome == "pending"
 
 
+def test_no_slot_outlives_its_server() -> None:
+    """During the back-off nothing holds anything, whatever the log's last words are, until the next server tells."""
+    story = Story()
+    story.turn(3000, 0)
+    story.log(
+        "srv        update:  - cache state: 3 prompts, 210.500 MiB (limits: 1024.000 MiB, 65536 tokens, 70000 est)"
+    )
+    assert [slot.tokens for slot in story.snapshot.slots] == [3007]
+    assert story.snapshot.ram_cache.prompts == 3
+    limit = story.snapshot.ram_cache.limit_bytes
+    running = story.launch()
+    story.emit(StateChanged(story.now_s, State.BACKOFF, "died"))
+    assert story.snapshot.slots == ()
+    assert story.snapshot.to_dict()["slots"] == []
+    assert (story.snapshot.ram_cache.prompts, story.snapshot.ram_cache.limit_bytes) == (None, limit)
+    story.finish(running, 3100, 3000)
+    assert story.snapshot.slots == ()
+    story.emit(StateChanged(story.now_s, State.STARTING, "restart"))
+    assert story.snapshot.slots == ()
+    story.spawn()
+    story.emit(StateChanged(story.now_s, State.LOADING, ""))
+    assert story.snapshot.slots == ()
+    story.emit(StateChanged(story.now_s, State.READY, ""))
+    story.turn(500, 0, conversation="c2")
+    assert [slot.tokens for slot in story.snapshot.slots] == [507]
+
+
 def test_saved_and_lost_seconds() -> None:
     """Seconds come from the measured rate: here one token per millisecond."""
     story = Story()

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvstack import __version__
+from kvstack.core.lifecycle import State
+from kvstack.core.snapshot import ServerView, Snapshot
 from kvstack.process.identity import identify
 from kvstack.rundir import RunDir, RunFile
 from kvstack.terminal import client
@@ -42,7 +44,9 @@ def run(*arguments: str) -> int:
     return leaving.value.code
 
 
-def write_run_file(name: str, *, alive: bool = True, url: str = "http://127.0.0.1:9") -> RunFile:
+def write_run_file(
+    name: str, *, alive: bool = True, url: str = "http://127.0.0.1:9", attached: bool = False
+) -> RunFile:
     """Write the run file of a stack that runs in this process, or of one that was killed."""
     me = identify(os.getpid())
     assert me is not None
@@ -50,7 +54,7 @@ def write_run_file(name: str, *, alive: bool = True, url: str = "http://127.0.0.
     directory.path.mkdir(parents=True)
     run_file = RunFile(
         name, me.pid, me.started_s if alive else me.started_s - 100.0, url, "token", f"/etc/{name}.toml",
-        str(directory.log_path), __version__,
+        str(directory.log_path), __version__, attached=attached,
     )  # fmt: skip
     directory.write(run_file)
     return run_file
@@ -181,6 +185,45 @@ def test_a_stack_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> Non
     assert "kvstack logs box" in said
 
 
+@pytest.mark.parametrize("verb", ["status", "warmup", "explain"])
+def test_nobody_is_sent_to_a_log_that_there_is_not(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that is attached to keeps its own."""
+    write_run_file("box", attached=True)
+    assert run(verb, *(["last", "--stack", "box"] if verb == "explain" else ["box"])) == 3
+    said = capsys.readouterr().err
+    assert "does not answer" in said
+    assert "kvstack logs" not in said
+
+
+def test_who_is_attached_and_not_ready_is_sent_to_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server is named; one of our own has a log."""
+    attached, own = write_run_file("box", attached=True), write_run_file("own")
+    stack = replace(Snapshot("box", attached.proxy_url), server=ServerView(url="http://10.0.0.5:8080"))
+    status = replace(stack, state=State.LOADING).to_dict()
+    monkeypatch.setattr(client, "fetch_status", lambda _: status)
+    assert run("status", attached.name) == 3
+    said = capsys.readouterr().err
+    assert "next:  Look after the llama-server at http://10.0.0.5:8080" in said
+    assert "kvstack logs" not in said
+    assert run("status", own.name) == 3
+    assert "kvstack logs -f own" in capsys.readouterr().err
+
+
+def test_a_failed_warm_up_of_a_server_that_is_attached_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reason is in that server's log."""
+    write_run_file("box", attached=True)
+    monkeypatch.setattr(client, "act", lambda *_: client.Answer(False, "HTTP 500: no", {"outcome": "failed"}))
+    monkeypatch.setattr(client, "fetch_status", lambda _: {"state": "ready"})
+    assert run("warmup", "box") == 1
+    said = capsys.readouterr().err
+    assert "attached to" in said
+    assert "kvstack logs" not in said
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -305,6 +348,10 @@ def test_check_names_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture
         ('[warmup]\nenabled = false\nrequest_file = "none.json"\n', 8, "none.json: No such file or directory"),
         ('[warmup]\nsystem_prompt_file = "none.txt"\n', 7, "none.txt: No such file or directory"),
         ('[warmup]\nrequest_file = "box.toml"\n', 7, "box.toml is no recorded request"),
+        ('[warmup]\nrequest_file = "empty.json"\n', 7, "empty.json holds no model request"),
+        ('[warmup]\nrequest_file = "silent.json"\n', 7, "silent.json holds a request without a prompt"),
+        ('[warmup]\nsystem_prompt_file = "blank.txt"\n', 7, "blank.txt is empty"),
+        ('[warmup]\nsystem_prompt = " "\n', 7, "warmup.system_prompt: is empty"),
     ],
 )
 def test_check_and_doctor_refuse_what_up_refuses(
@@ -312,6 +359,8 @@ def test_check_and_doctor_refuse_what_up_refuses(
 ) -> None:
     """Rules and the warm-up's prompt are part of the file; other wrong keys do not hide wrong rules."""
     path = tmp_path / "box.toml"
+    for name, content in (("empty.json", "{}"), ("silent.json", '{"messages": []}'), ("blank.txt", "\n")):
+        (tmp_path / name).write_text(content)
     path.write_text(CONFIG.replace("port = 18", "port = 18\n") + text)
     told = []
     for verb in ("check", "doctor", "up"):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvstack.core.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, ServerView, Snapshot
-from kvstack.terminal.plain import SETTLE_S, Announcer, Line, request_line
+from kvstack.terminal.plain import SETTLE_S, Announcer, Line, how_to_use, request_line
 
 ROW = RequestRow(
     id=7,
@@ -86,6 +86,15 @@ def test_use_is_explained_once() -> None:
     assert any("http://127.0.0.1:1234/v1" in line.text for line in first)
     assert not any(line.is_data for line in first)
     assert announcer.feed(StateChanged(2.0, State.READY, "again"), _snapshot()) == [Line("ready: again")]
+
+
+def test_where_there_is_no_log_none_is_offered() -> None:
+    """The llama-server that a stack is attached to keeps its own."""
+    own = "\n".join(how_to_use(_snapshot()))
+    assert "kvstack status box | kvstack logs -f box | kvstack down box" in own
+    attached = "\n".join(how_to_use(replace(_snapshot(), server=ServerView(is_attached=True))))
+    assert "kvstack status box | kvstack down box" in attached
+    assert "kvstack logs" not in attached
 
 
 def test_an_attached_server_is_named_where_it_is_waited_for() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvstack.rundir import RunFile
+from kvstack.terminal import client
 from kvstack.terminal.cli import main
 
 SYSTEM = 'You help.\n```json\n{{\n  "schema": "openclaw.inbound_meta.v1",\n  "message_id": "{id}"\n}}\n```\n'
@@ -59,6 +61,7 @@ def test_list_without_a_stack(capsys: pytest.CaptureFixture[str]) -> None:
         "active": True,
         "switch": "strip_timestamps",
         "summary": rules["openclaw.timestamps"]["summary"],
+        "digest": rules["openclaw.timestamps"]["digest"],
         "hits": None,
     }
 
@@ -76,6 +79,63 @@ def test_list_of_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "off  openclaw.timestamps" in text
     assert "off  pi.date" in text
     assert "on   mine  (user head, drop, for any, from config)" in text
+
+
+@pytest.mark.parametrize(
+    ("now", "differs", "says"),
+    [
+        ("{time}: ", [], "on in the running stack 'box', as {file} has them"),
+        (
+            "{date}: ",
+            ["mine"],
+            "on in the running stack 'box'\n{file} differs: 1 rule (mine). Listed is what the running",
+        ),
+        (None, ["mine"], "{file} differs: 1 rule (mine). "),
+        ("{nonsense}", None, "has read {file} before: that cannot be used now"),
+    ],
+)
+def test_list_of_a_running_stack_with_another_file(
+    now: str | None,
+    differs: list[str] | None,
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Listed is what the stack applies; that its file would make other rules, if only in a pattern, is said."""
+    config = tmp_path / "box.toml"
+
+    def write(pattern: str | None) -> None:
+        rule = f'[[rules.add]]\nname = "mine"\nwhere = "user head"\naction = "drop"\npattern = "at {pattern}"\n'
+        config.write_text('[server]\nurl = "http://127.0.0.1:9"\n' + (rule if pattern is not None else ""), "utf-8")
+
+    write("{time}: ")
+    assert run("rules", "list", str(config), "--json") == 0
+    applied = [rule | {"hits": 3} for rule in envelope(capsys)["data"]["rules"]]
+    stack = RunFile("box", 1, 1.0, "http://127.0.0.1:9", "token", str(config), "", "1.0")
+    monkeypatch.setattr(client, "find", lambda _: stack)
+    monkeypatch.setattr(client, "fetch", lambda *_: client.Answer(True, "", {"rules": applied}))
+    write(now)
+    assert run("rules", "list", str(config), "--json") == 0
+    data = envelope(capsys)["data"]
+    assert (data["stack"], data["rules"], data["file_differs"]) == ("box", applied, differs)
+    assert run("rules", "list", str(config)) == 0
+    assert says.replace("{file}", str(config)) in capsys.readouterr().out
+
+
+def test_list_of_a_running_stack_that_tells_less(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an older version: nothing is claimed."""
+    config = tmp_path / "box.toml"
+    config.write_text('[server]\nurl = "http://127.0.0.1:9"\n', "utf-8")
+    assert run("rules", "list", str(config), "--json") == 0
+    applied = [{key: rule[key] for key in rule if key != "digest"} for rule in envelope(capsys)["data"]["rules"]]
+    stack = RunFile("box", 1, 1.0, "http://127.0.0.1:9", "token", str(config), "", "0.1")
+    monkeypatch.setattr(client, "find", lambda _: stack)
+    monkeypatch.setattr(client, "fetch", lambda *_: client.Answer(True, "", {"rules": applied}))
+    assert run("rules", "list", str(config)) == 0
+    assert f"whether {config} says the same" in capsys.readouterr().out
 
 
 def test_list_of_an_unknown_stack(capsys: pytest.CaptureFixture[str]) -> None:

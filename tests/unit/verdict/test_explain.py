@@ -36,7 +36,7 @@ def test_a_clock_in_the_system_prompt() -> None:
     story.answer(number, 18310, 0)
     story.end(number)
     found = told(story, number)
-    assert found.verdict == "PARTIAL"
+    assert (found.verdict, found.headline) == ("COLD", "Nothing of this prompt came from the cache.")
     assert part(found, "What the client changed") == "It differs from the former request: clock in system @57,012."
     server = part(found, "What the server did")
     assert "slot 0, which held request 1" in server
@@ -45,6 +45,37 @@ def test_a_clock_in_the_system_prompt() -> None:
     assert "Of 18,310 tokens in the prompt, 0 came from the cache and 18,310 were evaluated in 18.3 s." in server
     assert "18,000 tokens were evaluated that could have been cached, which took 18.0 s." in part(found, "What it cost")
     assert "`freeze`" in part(found, "What to do")
+
+
+def test_an_id_at_the_very_front() -> None:
+    """What every chat begins with is next to nothing; the id is to blame, and no warm-up is offered against it."""
+    story = Story()
+    story.turn(2941, 0)
+    row = story.turn(2995, 10, items=4, divergence="id in messages[0].content @3", similarity=0.003)
+    found = told(story, row.id)
+    assert (found.verdict, found.headline) == ("COLD", "Next to nothing of this prompt came from the cache.")
+    assert "2,931 tokens were evaluated that could have been cached" in part(found, "What it cost")
+    assert "strip_message_ids" in part(found, "What to do")
+    assert "warm" not in whole(found)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_single_turns_whose_beginning_changes(warm: bool) -> None:
+    """A warm-up is no remedy against an id in front of everything, and what is told says whose request was alike."""
+    story = Story()
+    if warm:
+        story.warm(2900, boundary=2890)
+    story.turn(2941, 0, conversation="c1", how="lru")
+    row = story.turn(2950, 3, conversation="c2", divergence="id in messages[0].content @6", how="lru")
+    found = told(story, row.id)
+    assert "It is the first request of its conversation." in part(found, "The request")
+    assert part(found, "What the client changed") == (
+        "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
+        " id in messages[0].content @6."
+    )
+    assert "2,947 tokens were evaluated that could have been cached" in part(found, "What it cost")
+    assert "add a rule with `drop` for this id" in part(found, "What to do")
+    assert "warm" not in part(found, "What to do")
 
 
 def test_a_hit_needs_no_advice() -> None:
@@ -182,6 +213,9 @@ def test_a_failure_names_status_and_error(status: int, error: str | None, said: 
     assert said in part(explain(row), "What went wrong")
     assert "It failed after 7 ms." in part(explain(row), "What it cost")
     assert remedy in part(explain(row), "What to do")
+    attached = part(explain(row, attached=True), "What to do")
+    assert "kvstack logs" not in attached
+    assert remedy in attached or "its own log" in attached
 
 
 def test_cold_beside_a_warm_prefix() -> None:

@@ -43,8 +43,8 @@ def test_partial_with_the_proxys_cause() -> None:
     assert row.cost_s == pytest.approx((2941 - 395) / 1000)
 
 
-def test_partial_on_a_hybrid_model_that_kept_nothing() -> None:
-    """Where the change lost more than the missing checkpoint, the change is the cause, though nothing was kept."""
+def test_a_change_on_a_hybrid_model_that_kept_nothing() -> None:
+    """Where the change lost more than the missing checkpoint, it is the cause; what reused nothing is not partial."""
     story = Story()
     story.turn(2941, 0)
     number = story.ask(items=4, divergence="clock in system @57,012")
@@ -54,7 +54,8 @@ def test_partial_on_a_hybrid_model_that_kept_nothing() -> None:
     story.answer(number, 2995, 0)
     story.end(number)
     row = story.row(number)
-    assert (row.verdict, row.cause, row.cached_tokens) == ("PARTIAL", "clock in system @57,012", 0)
+    assert (row.verdict, row.cause, row.cached_tokens) == ("COLD", "clock in system @57,012", 0)
+    assert row.lost_tokens == 2941
     assert row.lcp_similarity_ratio == 0.132
 
 
@@ -64,6 +65,39 @@ def test_partial_of_a_conversation_that_is_not_recognised_any_more() -> None:
     story.turn(2941, 0, conversation="c1")
     row = story.turn(2995, 395, conversation="c2", items=4, divergence="id in system", similarity=0.132)
     assert (row.verdict, row.cause, row.lost_tokens) == ("PARTIAL", "id in system", 2941 - 395)
+
+
+@pytest.mark.parametrize(("cached", "verdict"), [(0, "COLD"), (10, "COLD"), (395, "PARTIAL")])
+def test_single_turns_whose_beginning_changes(cached: int, verdict: str) -> None:
+    """Each is the first of its conversation; that the client changes what they could share is why nothing is."""
+    story = Story()
+    first = story.turn(2941, 0, how="lru")
+    assert (first.verdict, first.cause) == ("COLD", "first request of its conversation")
+    for number in (2, 3):
+        row = story.turn(2950, cached, conversation=f"c{number}", divergence="id in messages[0].content @6")
+        assert (row.verdict, row.cause) == (verdict, "id in messages[0].content @6")
+        assert row.lost_tokens is not None
+        assert 2941 - cached <= row.lost_tokens <= 2950 - cached  # (what the slot held is all that could be reused)
+
+
+@pytest.mark.parametrize(("cached", "verdict"), [(2900, "WARM"), (1600, "WARM")])
+def test_a_change_behind_the_warm_part_is_no_loss(cached: int, verdict: str) -> None:
+    """A first request that found half of its prompt is warm, whatever changed behind that."""
+    story = Story()
+    story.turn(2941, 0, how="lru")
+    row = story.turn(2950, cached, conversation="c2", divergence="clock in messages[0].content @9,000")
+    assert (row.verdict, row.cause) == (verdict, None)
+
+
+def test_the_first_request_of_a_server_is_not_compared_with_what_another_one_had() -> None:
+    """Nothing of that could be cached."""
+    story = Story()
+    story.turn(2941, 0, how="lru")
+    story.spawn()
+    row = story.turn(2950, 0, conversation="c2", divergence="id in messages[0].content @6", how="lru")
+    assert (row.verdict, row.cause) == ("COLD", "first request of its conversation")
+    row = story.turn(2950, 0, conversation="c3", divergence="id in messages[0].content @6", how="lru")
+    assert (row.verdict, row.cause) == ("COLD", "id in messages[0].content @6")
 
 
 @pytest.mark.parametrize("forced", [True, False])
@@ -259,7 +293,7 @@ def test_evicted_although_a_block_far_down_changed() -> None:
     story.turn(446, 10, conversation="title", side="title", how="lru")
     early = "clock in messages[0].content @57,012"
     row = story.turn(4880, 12, conversation="main", items=12, how="lru", divergence=early)
-    assert (row.verdict, row.cause) == ("PARTIAL", early)
+    assert (row.verdict, row.cause) == ("COLD", early)
 
 
 def test_an_old_message_differs() -> None:
@@ -387,10 +421,45 @@ def test_every_verdict_is_listed() -> None:
 
 
 @pytest.mark.parametrize("conversation", ["c2", None])
-@pytest.mark.parametrize("cached", [395, 0])
-def test_partial_without_the_proxys_word(conversation: str | None, cached: int) -> None:
-    """A new id at 15 % where nobody saw the cause: the log tells how far the prompts agreed, kept or not."""
+@pytest.mark.parametrize(
+    ("cached", "verdict", "cause"),
+    [
+        (395, "PARTIAL", "only its first 395 tokens were known"),
+        (0, "COLD", "its first 395 tokens matched, but were not kept"),
+    ],
+)
+def test_partial_without_the_proxys_word(conversation: str | None, cached: int, verdict: str, cause: str) -> None:
+    """A new id at 15 % where nobody saw the cause: the log tells how far the prompts agreed, and what was kept."""
     story = Story()
     story.turn(2941, 0, conversation="c1" if conversation else None)
     row = story.turn(2995, cached, conversation=conversation, items=4, similarity=0.132)
-    assert (row.verdict, row.cause) == ("PARTIAL", "only its first 395 tokens were known")
+    assert (row.verdict, row.cause) == (verdict, cause)
+
+
+@pytest.mark.parametrize("cached", [0, 10])
+def test_a_change_that_left_nothing_is_cold(cached: int) -> None:
+    """A change at the very front: what both begin with is the template's, and not worth the word partial."""
+    story = Story()
+    story.turn(2941, 0)
+    row = story.turn(2995, cached, items=4, divergence="id in messages[0].content @3", how="lcp", similarity=0.003)
+    assert (row.verdict, row.cause) == ("COLD", "id in messages[0].content @3")
+    assert row.lost_tokens == 2941 - cached
+
+
+def test_a_change_after_a_restart_is_not_its_cause() -> None:
+    """Nothing could have been there."""
+    story = Story()
+    story.turn(3000, 0)
+    story.spawn()
+    row = story.turn(3100, 0, items=4, how="lru", divergence="clock in system @57,012")
+    assert (row.verdict, row.cause) == ("COLD", "the server was restarted")
+
+
+def test_an_edited_turn_of_a_conversation_that_lost_its_slot() -> None:
+    """The edit cost little."""
+    story = Story()
+    story.turn(4787, 0, conversation="main", items=8)
+    story.turn(446, 10, conversation="title", side="title", how="lru")
+    edit = "history edited in messages[5].content @12"
+    row = story.turn(4790, 12, conversation="main", items=8, how="lru", divergence=edit)
+    assert row.verdict == "EVICTED"
