@@ -115,6 +115,8 @@ def _headline(row: RequestRow) -> str:
         return "The request is still running."
     if row.verdict == "RESTORED" and _begins(row):
         return "The cache worked: a former prompt that begins like this one came back from the RAM cache."
+    if row.verdict == "PARTIAL" and row.cached_tokens == 0:
+        return "The prompt leaves what was in the cache so early that nothing of it could be used."
     if row.verdict == "COLD" and row.cached_tokens:
         return "Next to nothing of this prompt came from the cache."  # (what every chat begins with)
     return _HEADLINES.get(row.verdict, row.verdict)
@@ -242,7 +244,7 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
         yield f"The cache saved {_seconds(row.saved_s)} of prefill."
     if row.lost_tokens:
         spent = f", which took {_seconds(row.cost_s)}" if row.cost_s is not None else ""
-        if row.verdict == "COLD" and not _is_changed(row):
+        if row.verdict == "COLD":
             yield f"{_tokens(row.lost_tokens)} were evaluated{spent}."
             if row.warm_tokens is None:
                 yield "A warm-up does that beforehand for what requests share."
@@ -285,9 +287,7 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
             else:
                 yield "Warm up with a recording of this client (warmup.request_file): its system prompt and tools."
         case "COLD":
-            if _is_changed(row):
-                yield from _against(row)
-            elif row.warm_tokens:
+            if row.warm_tokens:
                 lost = "" if row.work is not None else ", or that had lost its place by then"
                 yield (
                     f"{_tokens(row.warm_tokens)} were warm, but this prompt is another one than the warmed one{lost}."
@@ -323,11 +323,6 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
             yield "Let the client ask for usage (stream_options.include_usage), or raise server.log_verbosity."
         case _:
             pass
-
-
-def _is_changed(row: RequestRow) -> bool:
-    """Whether the verdict is the client's doing."""
-    return row.divergence is not None and row.cause == row.divergence
 
 
 def _against(row: RequestRow) -> Iterator[str]:

@@ -14,8 +14,8 @@ on the same slot.
 | HIT | cached >= expected - 64: what was evaluated is about what is new |
 | WARM | a conversation's first request that found its prefix cached: what the warm-up evaluated, or half the prompt |
 | RESTORED | as one of these, out of the RAM cache |
-| COLD | next to nothing was cached: nothing of it was expected to be, or the prompt left the former one so early |
-| PARTIAL | the prompt left the former one early, what stands before that was cached: the client changed something |
+| COLD | next to nothing was cached, nothing of it was expected to be, and no slot was alike |
+| PARTIAL | the prompt left the former one early: the client changed something |
 | REPROCESS | more matched than was kept: the server had no checkpoint where the prompts part |
 | EVICTED | the prompt extends the former one, but another conversation took the slot |
 | TEMPLATE | the body extends the former one, in the same slot, but the rendered prompt does not |
@@ -254,7 +254,7 @@ def _judge_by_slot(reuse: _Reuse) -> Judgement:
         return Judgement("HIT", None, 0)
     if cached * 10 >= reuse.prompt * 9 or reuse.evaluated <= SLACK_TOKENS:
         return Judgement("HIT", None, 0)
-    return _judge_short(reuse, max((expected or reuse.prompt) - cached, 0))
+    return Judgement("PARTIAL", _how_far(reuse), max((expected or reuse.prompt) - cached, 0))
 
 
 def _judge_repeated(reuse: _Reuse, slot_taken_by: str | None) -> Judgement:
@@ -291,7 +291,7 @@ def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
     # Where the prefix's end is not known, all that the slot had of it has to do.
     if boundary is None and task is not None and task.holder_is_warmup and took_all:
         return Judgement("WARM", None, 0)
-    return _judge_short(reuse, reuse.evaluated)
+    return Judgement("PARTIAL", _how_far(reuse), reuse.evaluated)
 
 
 def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_is_read: bool) -> Judgement:
@@ -320,21 +320,10 @@ def _judge_change(reuse: _Reuse, divergence: str, lost: int, slot_taken_by: str 
         slot_taken_by: Who used the conversation's slot last.
         is_known: Whether the conversation had a slot, and the log tells whose that is now.
     """
-    if not reuse.is_nothing:
-        return Judgement("PARTIAL", divergence, lost)
-    if is_known and reuse.holder_is_other and not reuse.parts_in_head:
+    if reuse.is_nothing and is_known and reuse.holder_is_other and not reuse.parts_in_head:
         # A change far down cost little; that somebody else had the slot cost everything.
         return Judgement("EVICTED", _by(slot_taken_by), lost)
-    return Judgement("COLD", divergence, lost)
-
-
-def _judge_short(reuse: _Reuse, lost: int) -> Judgement:
-    """
-    Judge a request of which the server knew less than it should have, where nobody tells what was changed.
-    """
-    if reuse.is_nothing:
-        return Judgement("COLD", f"its first {reuse.matched or 0:,} tokens matched, but were not kept", lost)
-    return Judgement("PARTIAL", _how_far(reuse), lost)
+    return Judgement("PARTIAL", divergence, lost)
 
 
 def _by(slot_taken_by: str | None) -> str:

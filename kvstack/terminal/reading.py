@@ -186,7 +186,7 @@ def _of_recent(judged: list[RequestRow]) -> Reading:
     lost = [row for row in known if level_of(row.verdict) != "good" and row.lost_tokens]
     lost_tokens = sum(row.lost_tokens or 0 for row in lost)
     # That a first prompt is evaluated once is no fault, as long as more comes back than was spent.
-    avoidable = sum(row.lost_tokens or 0 for row in lost if row.verdict != "COLD" or row.divergence is not None)
+    avoidable = sum(row.lost_tokens or 0 for row in lost if row.verdict != "COLD")
     ratio = cached / prompt if prompt else None
     over = "prompt" if len(known) == 1 else plural(len(known), "prompt")
     works = ratio is None or ratio >= GOOD_RATIO or (avoidable <= SMALL_RATIO * prompt and lost_tokens <= cached)

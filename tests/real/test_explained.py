@@ -60,13 +60,12 @@ def test_an_unknown_clients_id_in_the_system_text_is_named(
             assert status == 200, data
             messages.append({"role": "assistant", "content": data["choices"][0]["message"]["content"] or ""})
         rows = stack.wait_for_requests(2)
-        # The id stands at the very front: the template's first words are all that is left.
-        assert rows[1]["verdict"] == "COLD"
+        assert rows[1]["verdict"] == "PARTIAL"
         assert rows[1]["cause"].startswith("id in messages[0].content @")
         assert rows[1]["evaluated_tokens"] > 500
         shown = explain()
         assert shown.returncode == 0, shown.stderr
-        assert "Request 2: COLD" in shown.stdout
+        assert "Request 2: PARTIAL" in shown.stdout
         assert "strip_message_ids" in shown.stdout
         assert "messages[0].content" in shown.stdout
         assert "Trace" not in shown.stdout
@@ -96,7 +95,7 @@ def test_single_turns_with_a_new_id_are_told_of_the_id(
             status, data = post(stack.proxy_port, CHAT, {"messages": messages, "max_tokens": 1})
             assert status == 200, data
         rows = stack.wait_for_requests(3)
-        assert [row["verdict"] for row in rows] == ["COLD"] * 3
+        assert [row["verdict"] for row in rows] == ["COLD", "PARTIAL", "PARTIAL"]
         assert rows[0]["cause"] == "first request of its conversation"
         for row in rows[1:]:
             assert row["cause"].startswith("id in messages[0].content @")

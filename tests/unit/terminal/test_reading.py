@@ -82,7 +82,7 @@ def _recent(*verdicts: tuple[str, int, int, str | None]) -> Snapshot:
     rows = [
         replace(
             ROW, id=number, verdict=verdict, cached_tokens=cached, evaluated_tokens=1000 - cached, lost_tokens=lost,
-            cause=cause, divergence=cause if cause and "@" in cause else None,
+            cause=cause,
         )
         for number, (verdict, cached, lost, cause) in enumerate(verdicts)
     ]  # fmt: skip
@@ -92,7 +92,6 @@ def _recent(*verdicts: tuple[str, int, int, str | None]) -> Snapshot:
 HIT = ("HIT", 990, 0, None)
 COLD = ("COLD", 0, 1000, "first request of its conversation")
 CLOCK = ("PARTIAL", 150, 840, "clock in system @57")
-COLD_CLOCK = ("COLD", 0, 1000, "clock in system @5")
 LOST = ("EVICTED", 0, 990, "by request 4")
 
 
@@ -106,8 +105,6 @@ LOST = ("EVICTED", 0, 990, "by request 4")
         ((HIT, HIT, ("REPROCESS", 0, 990, None), HIT), "CACHE PARTLY", "74 % of the last 4 prompts reused; most was"),
         # That a first prompt is evaluated once is no fault.
         ((COLD, ("HIT", 999, 0, None), HIT), "CACHE WORKS", "66 % of the last 3 prompts came from the cache"),
-        # That the client changes what it says costs as much where nothing was left of it.
-        ((HIT, COLD_CLOCK, HIT), "CACHE PARTLY", "66 % of the last 3 prompts reused; COLD: clock in system @5"),
         ((HIT,) * 9 + (CLOCK, HIT), "CACHE WORKS", "91 % of the last 10 prompts came from the cache"),
         ((LOST,) + (HIT,) * 10, "CACHE WORKS", "99 % of the last 10 prompts came from the cache"),
         # A long user text is evaluated and nothing is lost by that.
