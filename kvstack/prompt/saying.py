@@ -137,20 +137,16 @@ def compare(said: Said, held: Said, *, broken_off: bool = False) -> Likeness:
 def _compare_texts(said: Said, held: Said, broken_off: bool) -> Likeness:
     if said.digest == held.digest:
         return "same"
-    if _begins(said, held):
-        told = held.length >= _TELLING_CHARS
-    elif _begins(held, said):
-        told = False
-    else:
-        # Tags of its own in front of the words, which only the client takes away.
-        start = held.text[:_BEGINNING_CHARS]
-        return "open" if len(start) >= _TELLING_CHARS and f" {start}" in said.text else "other"
-    return "open" if broken_off or told else "other"
+    if broken_off and (_begins(said, held) or _begins(held, said)):
+        return "open"
+    # Tags of its own, or thinking, in front of the words, which only the client takes away.
+    start = held.text[:_BEGINNING_CHARS]
+    return "open" if len(start) >= _TELLING_CHARS and f" {start}" in said.text else "other"
 
 
 def _begins(whole: Said, start: Said) -> bool:
     """
-    Tell whether one begins with all words of the other, as far as they are known.
+    Tell whether one begins with the words of the other, as far as they are known.
     """
     return start.length <= whole.length and whole.text.startswith(start.text) and whole.blocks.startswith(start.blocks)
 

@@ -26,11 +26,9 @@ class Hearing:
     """
 
     def __init__(self, number: int, api: str | None, headers: Iterable[tuple[bytes, bytes]], answer: Answer) -> None:
-        known = {name.lower(): value for name, value in headers}
-        self._tap = AnswerTap(number, api, known.get(b"content-type", b"").decode("latin-1"))
+        content_type = next((value for name, value in headers if name.lower() == b"content-type"), b"")
+        self._tap = AnswerTap(number, api, content_type.decode("latin-1"))
         self._answer = answer
-        length = known.get(b"content-length", b"")
-        self._left_bytes = int(length) if length.isdigit() and len(length) < 16 else -1
 
     @property
     def started(self) -> bool:
@@ -46,8 +44,7 @@ class Hearing:
         self._tap.feed(piece)
         if self._tap.heard:
             self._answer.begin()
-        self._left_bytes -= len(piece)
-        if self._tap.ended or self._left_bytes == 0:
+        if self._tap.ended:
             # The client may send its next turn before the connection is closed.
             self._tell(broken_off=False)
 

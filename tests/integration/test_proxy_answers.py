@@ -47,12 +47,17 @@ def request(day: str, held: str | None = None, path: str = CHAT) -> bytes:
     return http("POST", path, json.dumps({"messages": messages}).encode())
 
 
+def parts(received: Received) -> tuple[list[dict[str, str]], str]:
+    """Messages of a request upstream, and the date that it has there."""
+    messages = json.loads(received.body)["messages"]
+    return messages, messages[0]["content"].split("Current date: ")[1][:10]
+
+
 async def second_turn_day(running: Running, stub: StubUpstream, held: str) -> str:
     """The date that the second turn has upstream."""
     before = len(stub.received)
     await exchange(running.port, request(NEW, held))
-    sent = json.loads(stub.received[before].body)["messages"][0]["content"]
-    return str(sent.split("Current date: ")[1][:10])
+    return parts(stub.received[before])[1]
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
@@ -100,6 +105,42 @@ async def test_nobody_goes_on_from_an_answer_that_is_due() -> None:
         assert await second_turn_day(running, stub, OWN) == OLD
 
 
+async def test_nobody_goes_on_from_a_request_that_waits_for_the_server() -> None:
+    """After a restart many wait until it is ready, each with its own history."""
+    ready, waiting = asyncio.Event(), asyncio.Queue[None]()
+
+    async def wait_ready(_: float) -> bool:
+        waiting.put_nowait(None)
+        await ready.wait()
+        return True
+
+    async with (
+        run_stub(ANSWERS["whole"]) as stub,
+        proxy(stub, strip=pi_strip(), wait_ready=wait_ready, ready_timeout_s=20) as running,
+        asyncio.TaskGroup() as group,
+    ):
+        for sent in (request(OLD), request(NEW, OTHER)):
+            group.create_task(exchange(running.port, sent))
+            await waiting.get()
+        ready.set()
+    days = {len(messages): day for messages, day in map(parts, stub.received)}
+    assert days == {2: OLD, 4: NEW}
+
+
+async def test_nobody_goes_on_from_a_request_that_was_refused() -> None:
+    """A server that is not ready answered nothing."""
+    ready: list[bool] = []
+
+    async def wait_ready(_: float) -> bool:
+        return bool(ready)
+
+    async with run_stub(ANSWERS["whole"]) as stub, proxy(stub, strip=pi_strip(), wait_ready=wait_ready) as running:
+        status, _, _ = await exchange(running.port, request(OLD))
+        assert status == 503
+        ready.append(True)
+        assert await second_turn_day(running, stub, OTHER) == NEW
+
+
 async def test_nobody_goes_on_from_a_request_that_was_given_up() -> None:
     """Its client left before the first word."""
     gate = Gate()
@@ -110,6 +151,27 @@ async def test_nobody_goes_on_from_a_request_that_was_given_up() -> None:
         writer.close()
         await stub.closed_by_peer.wait()
         assert await second_turn_day(running, stub, OWN) == NEW
+
+
+async def test_the_answer_is_known_before_its_connection_is_closed() -> None:
+    """A client may go on with the last event of a stream."""
+    closing = asyncio.Event()
+
+    async def handle(received: Received, writer: asyncio.StreamWriter) -> None:
+        if len(stub.received) > 1:
+            await ANSWERS["whole"](received, writer)
+            return
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+        writer.write(head + STREAM + b"data: [DONE]\n\n")
+        await closing.wait()
+
+    async with run_stub(handle) as stub, proxy(stub, strip=pi_strip()) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(request(OLD))
+        await reader.readuntil(b"[DONE]")
+        assert await second_turn_day(running, stub, OTHER) == NEW
+        closing.set()
+        writer.close()
 
 
 async def test_what_counts_tokens_is_answered_nothing() -> None:

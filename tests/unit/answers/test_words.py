@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -45,6 +46,32 @@ def spelled(event: dict[str, object]) -> str:
         case {"object": "response", "output": [{"content": [{"text": str(text)}]}]}:
             return text
     return ""
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("name", ["chat", "responses", "messages"])
+def test_recorded_calls(build: str, name: str) -> None:
+    """The calls of a real stream are as many as it says, each with its own arguments; so are those of a whole body."""
+    for body_name, kind in ((f"{name}-calls", JSON), (f"{name}-stream-calls", SSE)):
+        body = (GOLDEN / build / f"{body_name}.txt").read_bytes()
+        words = read(body, kind, name).words
+        ids = set(re.findall(r'"call_id":"(\w+)"' if name == "responses" else r'"id":"(\w{32})"', body.decode()))
+        assert len(words.calls) == len(ids) > 1
+        assert words.whole
+        for called, arguments in words.calls[:-1]:
+            spelled = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+            assert called in ("read", "ls")
+            assert set(spelled) == ({"path", "n"} if called == "read" else set())
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_calls_of_a_stream_that_broke_off(build: str) -> None:
+    """The event that says all of it once more never came: the calls are those that had ended."""
+    body = (GOLDEN / build / "responses-stream-calls.txt").read_bytes()
+    whole = read(body, SSE, "responses").words.calls
+    broken = read(body[: body.index(b"event: response.completed")], SSE, "responses").words.calls
+    assert len(whole) > 2
+    assert broken == whole
 
 
 CALLING = {

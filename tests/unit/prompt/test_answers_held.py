@@ -6,6 +6,7 @@ was never answered to another one.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -42,11 +43,11 @@ def ask(rules: RuleSet, memory: ConversationMemory, *messages: Message, **header
     return apply_rules(body, "/v1/chat/completions", rules, memory, list(headers.items()))
 
 
-def answered(answer: Answer, text: str, *calls: Call, tokens: int | None = 9) -> None:
+def answered(answer: Answer, text: str, *calls: Call, tokens: int | None = 9, broken_off: bool = False) -> None:
     """Let an answer go out."""
     answer.expect()
     answer.begin()
-    answer.end(say(text, calls), tokens)
+    answer.end(say(text, calls), tokens, broken_off=broken_off)
 
 
 def texts(stripped: Stripped) -> list[str]:
@@ -82,44 +83,43 @@ LONG = " ".join(f"Line {n} of the file says {n * 7919 % 101}." for n in range(60
 CALL = ("read", '{"path":"notes.txt","limit":20}')
 
 
-@pytest.mark.parametrize(
-    ("went_out", "kept"),
-    [
-        ((SAID,), (f"  {SAID}\n",)),
-        ((f"<think>They greet me, so I greet them.</think>\n\n{SAID}",), (SAID,)),
-        ((f"They greet me, so I greet them.</think>{SAID}",), (SAID,)),
-        ((f"[[reply_to_current]] {SAID}",), (SAID,)),
-        ((SAID,), (SAID.replace("!", "! 👋").replace("'", "\u2019"),)),
-        ((LONG,), (LONG[:150],)),
-        ((LONG,), (LONG.replace("Line 2 ", "**Line 2** "),)),
-        (("Let me see.", CALL), ("Let me see.", ("read", '{"limit": 20, "path": "notes.txt"}'))),
-        (("Let me see.", CALL), (None, CALL)),
-        (("", CALL, ("ls", "{}")), ("", CALL, ("ls", "{}"))),
-        (("", ("say", '{"text":"caf\\u00e9"}')), ("", ("say", '{"text": "café"}'))),
-        (("", ("run", "{broken")), ("", ("run", "{broken"))),
-    ],
-    ids=[
-        "white space",
-        "thinking",
-        "thinking opened by the template",
-        "a tag",
-        "signs",
-        "cut off by the client",
-        "emphasis",
-        "arguments in another order",
-        "text left out beside a call",
-        "calls",
-        "escapes",
-        "arguments that are no JSON",
-    ],
-)
-def test_clients_keep_answers_in_their_own_ways(
-    rules: RuleSet, went_out: tuple[Any, ...], kept: tuple[Any, ...]
-) -> None:
-    """It is the same answer."""
+KEPT: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "white space": ((SAID,), (f"  {SAID}\n",)),
+    "thinking": ((f"<think>They greet me, so I greet them.</think>\n\n{SAID}",), (SAID,)),
+    "thinking opened by the template": ((f"They greet me, so I greet them.</think>{SAID}",), (SAID,)),
+    "thinking that is kept": ((f"<think>They greet me.</think>{SAID}",), (f"<think>They greet me.</think>{SAID}",)),
+    "a tag in front": ((f"[[reply_to_current]] {SAID}",), (SAID,)),
+    "signs": ((SAID,), (SAID.replace("!", "! 👋").replace("?", " ?"),)),
+    "signs alone": (("👍",), (" 👍",)),
+    "emphasis": ((LONG,), (LONG.replace("Line 2 ", "**Line 2** "),)),
+    "letters in another form": (("Cafe\u0301 Ⅸ",), ("Caf\u00e9 IX",)),
+    "arguments in another order": (
+        ("Let me see.", CALL),
+        ("Let me see.", ("read", '{"limit": 20, "path": "notes.txt"}')),
+    ),
+    "numbers": (("", ("f", '{"a":20.0,"b":1468123456789012480}')), ("", ("f", '{"a":20,"b":1.46812345678901248e18}'))),
+    "text left out beside a call": (("Let me see.", CALL), (None, CALL)),
+    "calls left out beside text": (("Let me see.", CALL), ("Let me see.",)),
+    "calls": (("", CALL, ("ls", "{}")), ("", CALL, ("ls", ""))),
+    "the same call once": (("", CALL, CALL, CALL), ("", CALL)),
+    "results between calls": (("", CALL, ("ls", "{}")), ("", ("ls", "{}"))),
+    "escapes": (("", ("say", '{"text":"caf\\u00e9"}')), ("", ("say", '{"text": "café"}'))),
+    "arguments that are no JSON": (("", ("run", "{broken")), ("", ("run", "{broken"))),
+    "nothing": ((SAID,), ("",)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_clients_keep_answers_in_their_own_ways(rules: RuleSet, name: str) -> None:
+    """It is the same answer, or may be."""
+    went_out, kept = KEPT[name]
     memory = ConversationMemory()
     answered(ask(rules, memory, pi(OLD), HELLO).answer, *went_out)
     assert day_of(ask(rules, memory, pi(NEW), HELLO, says(*kept), MORE)) == OLD
+
+
+GREETING = "Hello {}! " + LONG
+LONG_PATH = '{"path":"/home/dev/projects/a-long-directory-name/another-one/src/%s.py"}'
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,24 @@ def test_clients_keep_answers_in_their_own_ways(
     [
         (("Hi",), ("Hi Ann, the build is broken since this morning, shall I look?",)),
         (("ok",), ("Look at this book.",)),
+        (("Done.",), ("Done. Next?",)),
+        (("Done. Next?",), ("Done.",)),
+        ((GREETING.format("Ann"),), (GREETING.format("Bob"),)),
+        ((f"{LONG} Yes.",), (f"{LONG} No.",)),
         ((LONG,), (LONG.replace("says", "reads"),)),
+        ((LONG,), (LONG[:1000],)),
         ((LONG,), (LONG[1100:],)),
         (("", CALL), ("", ("read", '{"path":"other.txt","limit":20}'))),
-        (("", CALL), ("", ("write", CALL[1].replace("limit", "offset")))),
+        (("", CALL), ("", ("read", '{"path":"notes.txt","limit":21}'))),
+        (("", CALL), ("", ("write", CALL[1]))),
+        (("", ("read", LONG_PATH % "alpha")), ("", ("read", LONG_PATH % "omega"))),
+        (("Let me see.", CALL), ("Let me see.", ("ls", "{}"))),
+        (("Let me see.",), (None, CALL)),
         (("",), (SAID,)),
+        ((SAID,), ("👍",)),
+        (("👍",), ("👎",)),
         (("👍",), (SAID,)),
+        (("<think>They greet me, so I greet them.",), (SAID,)),
         (("你好，我能帮你什么？",), ("早上好，今天要做什么呢？",)),
     ],
 )
@@ -141,6 +153,33 @@ def test_what_is_another_answer(rules: RuleSet, went_out: tuple[Any, ...], kept:
     memory = ConversationMemory()
     answered(ask(rules, memory, pi(OLD), HELLO).answer, *went_out)
     assert day_of(ask(rules, memory, pi(NEW), HELLO, says(*kept), MORE)) == NEW
+
+
+@pytest.mark.parametrize(
+    ("went_out", "kept", "day"),
+    [
+        (LONG[:1000], LONG[:990], OLD),
+        (LONG[:1000], LONG[:1010] + "\n[interrupted]", OLD),
+        ("Let me", "Let me explain how this works.", OLD),
+        ("Let me explain", "Let", OLD),
+        ("", "The thinking that was shown.", OLD),
+        (LONG[:1000], GREETING, NEW),
+        (LONG[:1000], LONG[:500] + " but " + LONG[500:], NEW),
+        ("Let me", SAID, NEW),
+    ],
+)
+def test_an_answer_that_broke_off(rules: RuleSet, went_out: str, kept: str, day: str) -> None:
+    """Its client may have less of it, a mark behind it, or go on from there; but it begins alike."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, went_out, broken_off=True)
+    assert day_of(ask(rules, memory, pi(NEW), HELLO, says(kept), MORE)) == day
+
+
+def test_an_item_that_the_client_adds(rules: RuleSet) -> None:
+    """Another one of the assistant behind the answer does not make it another answer."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, "Done.")
+    assert day_of(ask(rules, memory, pi(NEW), HELLO, says("Done."), says("The build is green."), MORE)) == OLD
 
 
 def waits(answer: Answer) -> None:
@@ -217,15 +256,84 @@ def test_later_turns_of_a_client_that_keeps_answers(rules: RuleSet) -> None:
     assert texts(third)[0::5] == [pi(NEW)["content"], "more"]
 
 
-def test_later_turns_of_a_client_that_alters_them(rules: RuleSet) -> None:
-    """One whose answers never come back as they were costs one prefill at its first turn, and no more."""
+def test_an_assistants_words_that_stand_before_the_first_answer(rules: RuleSet) -> None:
+    """Examples, or the history from before a restart, were never answered here: it is the last answer that counts."""
     memory = ConversationMemory()
-    answered(ask(rules, memory, pi(OLD), HELLO).answer, "Guten Tag, was darf ich tun?")
-    second = ask(rules, memory, pi(NEW), HELLO, says(SAID), MORE)
-    answered(second.answer, "Das ist erledigt.")
-    third = ask(rules, memory, pi("2026-12-01"), HELLO, says(SAID), MORE, says("Done."), MORE)
-    assert day_of(third) == NEW
-    assert third.conversation == second.conversation
+    before = (HELLO, says("Got it."), MORE)
+    answered(ask(rules, memory, pi(OLD), *before).answer, SAID)
+    assert day_of(ask(rules, memory, pi(NEW), *before, says(OTHER), MORE)) == NEW
+    assert day_of(ask(rules, memory, pi(NEW), *before, says(SAID), MORE)) == OLD
+
+
+def test_a_client_that_alters_its_answers_is_refused_a_few_times_only(rules: RuleSet) -> None:
+    """However long it goes on: what was placed comes back, for all turns since it was refused last."""
+    memory, history = ConversationMemory(), [OPENCLAW]
+    names = []
+    for n in range(40):
+        history.append({"role": "user", "content": f"turn {n}"})
+        first = ask(rules, memory, *history, carrier(2 * n))
+        answered(first.answer, "", ("send", f'{{"id":{n}}}'))
+        history += [says(None, ("send", f'{{"id":"{n}"}}')), {"role": "tool", "tool_call_id": "x", "content": "sent"}]
+        second = ask(rules, memory, *history, carrier(2 * n + 1))
+        answered(second.answer, f"I have sent it for turn {n}.")
+        history.append(says(f"I have sent it for turn {n}."))
+        names += [first.conversation, second.conversation]
+    assert len(set(names)) <= 4
+    assert sum("OPENCLAW_INTERNAL" in text for text in texts(second) if text) > 30
+
+
+def test_sent_again_while_another_one_waits(rules: RuleSet) -> None:
+    """A repetition stays one where the conversation that waits one turn before was answered something else."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, OTHER)
+    answered(ask(rules, memory, pi(OLD), HELLO, says(OTHER), MORE).answer, "Done.")
+    answered(ask(rules, memory, pi(NEW), HELLO).answer, SAID)
+    again = ask(rules, memory, pi(NEW), HELLO, says(OTHER), MORE)
+    assert texts(again) == [pi(OLD)["content"], "hello", OTHER, f"more\n\n[Current date: {NEW}]"]
+
+
+def test_nothing_of_one_that_waits_and_was_answered_something_else(rules: RuleSet) -> None:
+    """Known from its third turn on, and sent again: the values are its own."""
+    memory, third = ConversationMemory(), (HELLO, says(OTHER), MORE, says("One was told this."), MORE)
+    answered(ask(rules, memory, pi("2026-11-28"), HELLO).answer, OTHER)
+    answered(ask(rules, memory, pi(NEW), HELLO, says(OTHER), MORE).answer, "The other one was told that.")
+    answered(ask(rules, memory, pi(OLD), *third).answer, "Third.")
+    assert day_of(ask(rules, memory, pi(NEW), *third)) == OLD
+
+
+@pytest.mark.parametrize("count", [8, 9, 30])
+def test_many_that_began_on_one_day(rules: RuleSet, count: int) -> None:
+    """More answers to one request than are kept: each goes on, for it may be one that was forgotten."""
+    memory = ConversationMemory()
+    for n in range(count):
+        answered(ask(rules, memory, pi(OLD), HELLO).answer, f"Answer {n} of many.")
+    for n in range(count):
+        assert day_of(ask(rules, memory, pi(NEW), HELLO, says(f"Answer {n} of many."), MORE)) == OLD
+
+
+def test_requests_that_are_counted_push_no_answer_out(rules: RuleSet) -> None:
+    """However often a client has its tokens counted."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, SAID)
+    for _ in range(30):
+        ask(rules, memory, pi(OLD), HELLO)
+    assert day_of(ask(rules, memory, pi(NEW), HELLO, says(OTHER), MORE)) == NEW
+    assert day_of(ask(rules, memory, pi(NEW), HELLO, says(SAID), MORE)) == OLD
+
+
+def test_answers_are_counted_in_the_memory(rules: RuleSet) -> None:
+    """What an answer takes is given back with the request, whatever became of it; and it is no more than was said."""
+    memory = ConversationMemory()
+    wide = "\U0001f600" * 9 + "あいうえお " * 9000
+    for n in range(50):
+        answer = ask(rules, memory, pi(OLD), {"role": "user", "content": f"hello {n // 2}"}).answer
+        if n % 3:
+            answered(answer, wide, *((f"f{k}", f'{{"a":{k}}}') for k in range(40)))
+        held = [getattr(answer._said, name) for name in ("text", "digest", "blocks", "calls")] if n % 3 else []
+        assert sum(map(sys.getsizeof, held)) + 200 <= answer.cost_bytes
+    memory.max_requests = 0
+    ask(rules, memory, pi(OLD), HELLO)
+    assert (memory.size_bytes, len(memory)) == (0, 0)
 
 
 def test_an_answer_that_its_user_edited(rules: RuleSet) -> None:
