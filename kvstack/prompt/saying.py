@@ -28,6 +28,9 @@ Call = tuple[str, Any]
 Likeness = Literal["same", "open", "other"]
 """The same answer; nobody can tell; another one."""
 
+# No answer is known that is longer; of one that a request holds no more has to be read.
+_READ_CHARS = 1 << 17
+
 # The first words are kept as they are, and beyond them digests: of everything, and of the first blocks.
 _KEPT_CHARS = 256
 _BLOCK_CHARS = 256
@@ -77,7 +80,7 @@ def say(text: str, calls: Iterable[Call] = ()) -> Said:
         text: Its texts in order; thinking in tags at its beginning is left out.
         calls: Its tool calls.
     """
-    text = text.rpartition("</think>")[2]
+    text = text.rpartition("</think>")[2][:_READ_CHARS]
     spelled = unicodedata.normalize("NFKC", text).casefold()
     # One that is all signs says something too.
     words = _BETWEEN_WORDS.sub(" ", spelled).strip() or " ".join(spelled.split())
