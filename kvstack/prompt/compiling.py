@@ -268,6 +268,8 @@ def _rule_block(
         return block
     assert spec.pattern is not None
     patterns = _compile(spec.pattern, f"{path}.{key}", problems)
+    if spec.action == "coarsen":
+        patterns = tuple(pattern.coarsened() for pattern in patterns)
     searched = spec.where in ("system", "tools", "first user") and spec.at != "start"
     if searched and any(not pattern.head for pattern in patterns):
         problems.add(f"{path}.{key}", 'must begin with a literal or {json-fence}, or have `at = "start"`')

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstack.prompt.splice import NotJson, read_value, skip_space
@@ -110,6 +110,8 @@ def _line_end(text: str, pos: int) -> int:
 # Keys of what a search has seen, beside the indices of tokens.
 _NEWLINE, _CLOSE = -1, -2
 
+_DAY = ("date", "weekday", "month")
+
 _SPECIAL = ("line", "text", "json", "json-fence")
 
 
@@ -141,6 +143,25 @@ class Pattern:
         It has a token that reads JSON, whose keys a rule can name.
         """
         return any(isinstance(element, _Token) and element.name in ("json", "json-fence") for element in self.elements)
+
+    def coarsened(self) -> Pattern:
+        """
+        Return the pattern with a target that is the time of its clock, and what joins that to the day; the same pattern
+        if its target has no time, or no day.
+        """
+        first = self.target_from or 0
+        last = len(self.elements) if self.target_to is None else self.target_to
+        names = {n: one.name for n, one in enumerate(self.elements) if first <= n < last and isinstance(one, _Token)}
+        times = [n for n, name in names.items() if name == "time"]
+        if not times or not any(name.partition(":")[0] in _DAY for name in names.values()):
+            return self
+        end = times[-1] + 1
+        if names.get(end) == "zone":  # as in 11:00:07+02:00
+            end += 1
+        before = [n for n in names if n < times[0]]
+        if before:
+            return replace(self, target_from=before[-1] + 1, target_to=end)
+        return replace(self, target_from=times[0], target_to=min(n for n in names if n >= end))
 
     def match(self, text: str, pos: int) -> Found | None:
         """

@@ -298,3 +298,28 @@ def test_a_timestamp_that_is_replaced_is_not_removed(ruled: Ruled, memory: Conve
     result = apply_rules(body, CHAT, rules, memory)
     assert json.loads(result.body)["messages"][0]["content"] == "[t] hi"
     assert (result.ts_removed, result.items_modified) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "left"),
+    [
+        ("Current time: {date} {time}", "Current time: 2026-11-30 11:00:07", "Current time: 2026-11-30"),
+        ("Current time: [[{date} {time}]]", "Current time: 2026-11-30 11:00:07", "Current time: 2026-11-30"),
+        ("Current time: {date}[[ {time}]]", "Current time: 2026-11-30 11:00:07", "Current time: 2026-11-30"),
+        ("Now: {date}T{time}{zone}.", "Now: 2026-11-30T11:00:07+02:00.", "Now: 2026-11-30."),
+        (
+            "Now: {weekday}, {date}, {time} ({zone})",
+            "Now: Mon, 2026-11-30, 8:48 PM (UTC)",
+            "Now: Mon, 2026-11-30 (UTC)",
+        ),
+        ("It is {time} on {date}", "It is 20:48 on 2026-11-30", "It is 2026-11-30"),
+        ("Clock: [[{time}]] of {weekday}", "Clock: 20:48 of Monday", "Clock:  of Monday"),
+        ("Ticks: [[{int}]] since", "Ticks: 4711 since", "Ticks:  since"),
+    ],
+)
+def test_coarsen_leaves_the_day(ruled: Ruled, pattern: str, text: str, left: str) -> None:
+    """The time goes, with what joins it to the day; a target that is the time alone, or none, goes as it is."""
+    rule = RulePatch(name="mine.clock", where="system", at="any", action="coarsen", pattern=(pattern,))
+    body = json.dumps({"messages": [{"role": "system", "content": f"Be kind. {text}\nMore."}]}).encode()
+    sent = json.loads(apply_rules(body, "/v1/chat/completions", ruled(added=(rule,))).body)
+    assert sent["messages"][0]["content"] == f"Be kind. {left}\nMore."
