@@ -161,7 +161,7 @@ class Pattern:
         before = [n for n in names if n < times[0]]
         if before:
             return replace(self, target_from=before[-1] + 1, target_to=end)
-        return replace(self, target_from=times[0], target_to=min(n for n in names if n >= end))
+        return replace(self, target_from=times[0], target_to=min((n for n in names if n >= end), default=end))
 
     def match(self, text: str, pos: int) -> Found | None:
         """
