@@ -33,7 +33,8 @@ _TAIL_BYTES = 1 << 16
 
 _ERROR_KEPT = 500
 
-_LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
+_BROKEN_EVENTS = ("response.incomplete", "response.failed")
+_LAST_EVENTS = ("message_stop", "response.completed", *_BROKEN_EVENTS)
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _FIGURES = re.compile(r'"(usage|timings)"\s*:\s*(?=\{)')
@@ -72,12 +73,14 @@ class AnswerTap:
         started: Whether the first token of a stream came; pings, comments and prefill progress do not count.  Of an
             answer in one piece nobody can tell.
         ended: The last event of a stream came.
+        broken: The answer did not end by itself: an error came, or it reached a limit.
         words: What the answer says, as far as it was read; of an answer in one piece only when `result` was asked.
     """
 
     def __init__(self, id: int, api: str | None, content_type: str) -> None:
         self.started = False
         self.ended = False
+        self.broken = False
         self.words = Words()
         self._id = id
         self._api = api
@@ -101,6 +104,13 @@ class AnswerTap:
         Whether the client may have heard words: the first token of a stream, or a part of a body.
         """
         return self.started or (not self._stream and len(self._body) > 0)
+
+    @property
+    def generated_tokens(self) -> int | None:
+        """
+        How many tokens it took, as far as it was read.
+        """
+        return _first(_count(self._timings, "predicted_n"), _count(self._usage, "completion_tokens", "output_tokens"))
 
     def feed(self, data: bytes) -> None:
         """
@@ -159,9 +169,7 @@ class AnswerTap:
             prompt_tokens=prompt,
             cached_tokens=cached,
             evaluated_tokens=evaluated,
-            generated_tokens=_first(
-                _count(timings, "predicted_n"), _count(usage, "completion_tokens", "output_tokens")
-            ),
+            generated_tokens=self.generated_tokens,
             prefill_ms=_amount(timings, "prompt_ms"),
             decode_ms=_amount(timings, "predicted_ms"),
             decode_tokens_per_s=_amount(timings, "predicted_per_second"),
@@ -267,7 +275,8 @@ class AnswerTap:
         if isinstance(timings, dict):
             self._timings.update(timings)
         self.words.take(value)
-        self.ended = self.ended or kind in _LAST_EVENTS or value.get("stop") is True
+        self.ended = self.ended or kind in _LAST_EVENTS or (value.get("stop") is True and not self.words.lost)
+        self.broken = self.broken or kind in _BROKEN_EVENTS or _is_cut_off(value)
         if not self.started and self._stream:
             self.started = _says_token(value, kind if isinstance(kind, str) else "")
 
@@ -279,7 +288,15 @@ class AnswerTap:
             text = error.get("message")
             error = text if isinstance(text, str) else _spell(error)
         if isinstance(error, str) and error:
+            self.broken = True
             self._error = error[:_ERROR_KEPT]
+
+
+def _is_cut_off(value: dict[str, Any]) -> bool:
+    choices = value.get("choices")
+    ends = [one.get("finish_reason") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    ends += [value.get("stop_reason"), value.get("stop_type"), _table(value, "delta").get("stop_reason")]
+    return any(end in ("length", "max_tokens", "limit") for end in ends)
 
 
 def _spell(error: dict[str, Any]) -> str:

@@ -38,11 +38,13 @@ class Words:
     Collects what one answer says.  It never raises, and its memory is bounded.
 
     Attributes:
-        lost: Something that the client may take for the answer was left out.
+        lost: Something that the client may take for the answer was not understood.
+        cut: It is longer than what is kept.
     """
 
     def __init__(self) -> None:
         self.lost = False
+        self.cut = False
         self._seen = False
         self._text: list[str] = []
         self._text_room = _TEXT_CHARS
@@ -52,7 +54,7 @@ class Words:
     @property
     def whole(self) -> bool:
         """
-        Whether this is all that the client may take for the answer, as far as it came.
+        Whether this is what the client may take for the answer, as far as it came and is kept.
         """
         return self._seen and not self.lost
 
@@ -157,14 +159,14 @@ class Words:
             if not (function.get("name") or arguments):
                 return
             if len(self._calls) >= _MAX_CALLS:
-                self.lost = True
+                self.cut = True
                 return
             call = self._calls[index] = _Call(value=function.get("value"))
         call.name = call.name or str(function.get("name") or "")
         if isinstance(arguments, str) and arguments:
             self._arguments_room -= len(arguments)
             if self._arguments_room < 0:
-                self.lost = True
+                self.cut = True
             else:
                 call.pieces.append(arguments)
 
@@ -172,6 +174,6 @@ class Words:
         if isinstance(text, str) and text:
             self._text_room -= len(text)
             if self._text_room < 0:
-                self.lost = True
+                self.cut = True
             else:
                 self._text.append(text)

@@ -4,13 +4,16 @@ What became of the answers that the memory waits for, and whether a request goes
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from kvstack.prompt.saying import MAX_SAID_BYTES, NOTHING, Likeness, Said, compare
 from kvstack.prompt.splice import Number
 
-__all__ = ["Answer", "likeness", "limit_tokens"]
+__all__ = ["Answer", "distinct", "likeness", "limit_tokens"]
+
+# Who wants no more than that asks for no answer: a probe, or a recording that is played again.
+_PROBE_TOKENS = 16
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 
@@ -23,15 +26,16 @@ class Answer:
     follows.
 
     Attributes:
-        limit_tokens: The request wants no longer answer: one that is as long was cut off, and says little.
+        limit_tokens: The request wants no longer answer: one that is as long was cut off.
     """
 
-    __slots__ = ("_broken_off", "_said", "_stage", "limit_tokens")
+    __slots__ = ("_broken_off", "_said", "_so_far", "_stage", "limit_tokens")
 
     def __init__(self, limit_tokens: int | None = None) -> None:
         self.limit_tokens = limit_tokens
         self._stage: Literal["none", "due", "started", "over"] = "none"
         self._said: Said | None = None
+        self._so_far: Callable[[], Said | None] | None = None
         self._broken_off = False
 
     @property
@@ -40,6 +44,13 @@ class Answer:
         Whether there is one, or will be.
         """
         return self._stage != "none"
+
+    @property
+    def identity(self) -> object:
+        """
+        Equal for answers that say the same.
+        """
+        return (self._said, self._broken_off) if self._stage == "over" and self._said is not None else id(self)
 
     @property
     def cost_bytes(self) -> int:
@@ -55,12 +66,15 @@ class Answer:
         if self._stage == "none":
             self._stage = "due"
 
-    def begin(self) -> None:
+    def begin(self, so_far: Callable[[], Said | None] | None = None) -> None:
         """
         The client hears the first of it, and may know all of it before we do.
+
+        Args:
+            so_far: Gives what it says so far; None if that is not known.
         """
         if self._stage == "due":
-            self._stage = "started"
+            self._stage, self._so_far = "started", so_far
 
     def end(
         self, said: Said | None = NOTHING, generated_tokens: int | None = None, *, broken_off: bool = False
@@ -71,14 +85,16 @@ class Answer:
         Args:
             said: What it says; None if some of that was not read.  Nothing, if its client has heard nothing.
             generated_tokens: How many tokens it took, if that is known.
-            broken_off: It did not end by itself.
+            broken_off: It did not end by itself, or only its beginning was read.
         """
         if self._stage in ("due", "started"):
             heard, self._stage = self._stage == "started", "over"
             limit = self.limit_tokens
             cut_off = generated_tokens is not None and limit is not None and generated_tokens >= limit
-            self._said = NOTHING if not heard else None if cut_off else said
-            self._broken_off = heard and broken_off
+            is_probe = cut_off and limit is not None and limit <= _PROBE_TOKENS
+            self._said = NOTHING if not heard else None if is_probe else said
+            self._broken_off = heard and (broken_off or cut_off)
+            self._so_far = None
 
     def compare(self, held: Said) -> Likeness:
         """
@@ -86,7 +102,21 @@ class Answer:
         """
         if self._stage == "due":
             return "other" if held else "open"
+        if self._stage == "started":
+            so_far = self._so_far() if self._so_far is not None else None
+            return "open" if so_far is None else compare(so_far, held, broken_off=True)
         return "open" if self._said is None else compare(self._said, held, broken_off=self._broken_off)
+
+
+def distinct(answers: Iterable[Answer]) -> tuple[Answer, ...]:
+    """
+    Return the answers that are to be kept: each that is not over, and of equal ones the last.
+    """
+    kept: dict[object, Answer] = {}
+    for answer in answers:
+        if answer.is_expected:
+            kept[answer.identity] = answer
+    return tuple(kept.values())
 
 
 def likeness(answers: Sequence[Answer], held: Collection[Said]) -> Likeness:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvstack.prompt.answering import Answer, likeness
+from kvstack.prompt.answering import Answer, distinct, likeness
 from kvstack.prompt.recurring import RecentRequests
 from kvstack.prompt.remembered import Chain, Remembered, Signs
 from kvstack.prompt.sharing import SharedBytes
@@ -25,8 +25,8 @@ __all__ = ["ConversationMemory"]
 # Requests between two remembered ones that the memory may have missed, in turns of the user, as long as no model has
 # spoken and nothing but words is known: more than that is rather another conversation that began with the same ones.
 _MAX_TURNS_MISSED = 2
-_MAX_TWINS = 4
-_MAX_ANSWERS = 8
+_MAX_TWINS = 16
+_MAX_ANSWERS = 32
 
 
 class ConversationMemory:
@@ -73,9 +73,13 @@ class ConversationMemory:
         """
         found, refusals = self._find(chain, signs) if chain.answered is not None else (None, 0)
         if found is None:
-            doubt = _doubt(refusals) if refusals else 0
             return Remembered(
-                self.name(), session=signs.session, same=signs.same, mark=signs.mark, refusals=refusals, doubt=doubt
+                self.name(),
+                session=signs.session,
+                same=signs.same,
+                mark=signs.mark,
+                refusals=refusals,
+                doubt=_doubt(refusals),
             )
         return replace(found, session=found.session or signs.session, same=found.same or signs.same)
 
@@ -116,14 +120,12 @@ class ConversationMemory:
             link = chain.links[index]
             if chain.users[-1] - chain.users[index] > 1:
                 break
-            others = [
+            twins = [
                 twin
                 for twin in self._links.get(link, ())
-                if self._newest.get(twin.conversation) == link
-                and twin.conversation not in names
-                and _may_be(twin, signs)
+                if (self._newest.get(twin.conversation) == link or twin.conversation in names) and _may_be(twin, signs)
             ]
-            found += _answered(others, signs, index)[0]
+            found += [twin for twin in _answered(twins, signs, index)[0] if twin.conversation not in names]
         return found
 
     def remember(self, chain: Chain, state: Remembered) -> Answer:
@@ -140,11 +142,13 @@ class ConversationMemory:
         twins = self._links.pop(link, ())
         waiting = {twin.conversation for twin in twins if self._newest.get(twin.conversation) == link}
         self._forget(twins, link)
-        gone = [twin for twin in twins if twin.conversation == state.conversation or _alike(twin, state)]
-        former = dict.fromkeys(one for twin in gone for one in twin.answers if one.is_expected)
+        gone = [twin for twin in twins if _alike(twin, state)]
+        former = distinct(one for twin in gone for one in twin.answers)
         more = len(former) >= _MAX_ANSWERS or any(twin.more_answers for twin in gone)
-        state = replace(state, answers=(*former, answer)[-_MAX_ANSWERS:], more_answers=more)
-        kept = (*(twin for twin in twins if twin not in gone), state)[-_MAX_TWINS:]
+        state = replace(state, answers=(*former, answer)[-_MAX_ANSWERS:], more_answers=more, crowded=False)
+        kept = (*(twin for twin in twins if twin not in gone), state)
+        if len(kept) > _MAX_TWINS or any(twin.crowded for twin in twins):
+            kept = tuple(replace(twin, crowded=True) for twin in kept[-_MAX_TWINS:])
         self._links[link] = kept
         self._newest[state.conversation] = link
         self._newest |= {twin.conversation: link for twin in kept if twin.conversation in waiting}
@@ -199,13 +203,16 @@ def _answered(twins: Sequence[Remembered], signs: Signs, index: int) -> tuple[li
         The states whose answer it is; if there is none, those whose answer it may be.  And how often the others were
         refused, this time included; 0 if none was.
     """
-    held = signs.held(index)
+    held = signs.held(index) if any(twin.answers for twin in twins) else ()
+    if not held:
+        return list(twins), 0
+    certain = [twin for twin in twins if _certain(twin, signs)]
     found, may_be, refusals = [], [], 0
-    for twin in twins:
+    for twin in certain or twins:
         like = likeness(twin.answers, held)
         if like == "same":
             found.append(replace(twin, doubt=max(0, twin.doubt - 1)))
-        elif like == "open" or twin.more_answers or twin.doubt or _certain(twin, signs):
+        elif certain or twin.more_answers or twin.doubt or (like == "open" and not twin.crowded):
             may_be.append(twin)
         else:
             refusals = max(refusals, twin.refusals + 1)
@@ -215,9 +222,10 @@ def _answered(twins: Sequence[Remembered], signs: Signs, index: int) -> tuple[li
 def _doubt(refusals: int) -> int:
     """
     Return how many answers have to come back as they went out, after so many refusals: a client that alters some of
-    them is refused a few times only, however long it goes on.
+    them is refused a few times only, however long it goes on.  The first refusal says nothing of the client: what was
+    refused may have begun before a restart.
     """
-    return 1 << 2 * min(refusals, 8)
+    return 1 << 2 * min(refusals - 1, 8) if refusals > 1 else 0
 
 
 def _alike(one: Remembered, other: Remembered) -> bool:
@@ -266,6 +274,8 @@ def _choose(twins: Sequence[Remembered], waiting: Sequence[Remembered], signs: S
             twins = [twin for twin in twins if test(twin)] or twins
     if not twins:
         return None
-    # Several states of one conversation: its first turn was sent again and had changed.
-    one = all(signs.mark.unique and twin.mark == signs.mark for twin in twins)
+    # Several states of one conversation: a turn was sent again and had changed.
+    one = len({twin.conversation for twin in twins}) == 1 or all(
+        signs.mark.unique and twin.mark == signs.mark for twin in twins
+    )
     return twins[-1] if one or all(_alike(twins[0], twin) for twin in twins[1:]) else None

@@ -68,6 +68,7 @@ class Remembered:
         mark: What was dropped from its first text and tells it apart.
         answers: What the model answered to that request, each time that it was sent.
         more_answers: There were more of them than are kept.
+        crowded: More states were left behind by equal requests than are kept.
         doubt: So many answers have to come back as they went out, before another one tells anything again: its client
             rather keeps them in a way of its own.
         refusals: How often another answer made a new conversation of it.
@@ -85,6 +86,7 @@ class Remembered:
     mark: Mark = NO_MARK
     answers: tuple[Answer, ...] = ()
     more_answers: bool = False
+    crowded: bool = False
     doubt: int = 0
     refusals: int = 0
 

@@ -38,11 +38,15 @@ _MAX_BLOCKS = 32
 _DIGEST_BYTES = 8
 _MAX_CALLS = 16
 
-# A beginning of so many characters that stands in both is no accident.
-_TELLING_CHARS = 24
-_BEGINNING_CHARS = 96
+# Of an answer that a request holds so many items are read: a client adds one or two.
+_MAX_ITEMS = 32
 
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
+
+# To put combining marks in order takes quadratic time.
+_SIGNS = re.compile(r"(\W{64})\W+")
+
+_TAG_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Said:
         text: Its first words, one space between two of them.
         length: Number of characters of all its words.
         digest: Digest of all its words.
+        core: Digest of its words behind tags at its beginning, which a client may take away; empty if none are left.
         blocks: Digests of the first blocks of its words, one behind the other.
         calls: Digests of its first calls, each once, in the order of their bytes.
     """
@@ -61,6 +66,7 @@ class Said:
     text: str
     length: int
     digest: bytes
+    core: bytes
     blocks: bytes
     calls: bytes
 
@@ -81,17 +87,11 @@ def say(text: str, calls: Iterable[Call] = ()) -> Said:
         calls: Its tool calls.
     """
     text = text.rpartition("</think>")[2][:_READ_CHARS]
-    spelled = unicodedata.normalize("NFKC", text).casefold()
-    # One that is all signs says something too.
-    words = _BETWEEN_WORDS.sub(" ", spelled).strip() or " ".join(spelled.split())
-    data = words.encode("utf-8", "surrogatepass")
+    words, core = _words(text), _words(_behind_tags(text))
     starts = range(0, min(len(words), _MAX_BLOCKS * _BLOCK_CHARS) - _BLOCK_CHARS + 1, _BLOCK_CHARS)
     blocks = b"".join(_digest(words[start : start + _BLOCK_CHARS]) for start in starts)
     made = b"".join(sorted({_digest(_spell_call(call)) for call in islice(calls, _MAX_CALLS)}))
-    return Said(words[:_KEPT_CHARS], len(words), blake2b(data, digest_size=16).digest(), blocks, made)
-
-
-NOTHING = say("")
+    return Said(words[:_KEPT_CHARS], len(words), _digest(words), _digest(core) if core else b"", blocks, made)
 
 
 def said_after(items: Sequence[Item], position: int) -> tuple[Said, ...]:
@@ -104,6 +104,8 @@ def said_after(items: Sequence[Item], position: int) -> tuple[Said, ...]:
         if items[n].role != "assistant":
             break
         answers.append(items[n])
+        if len(answers) == _MAX_ITEMS:
+            break
     readings = (answers[:1], answers) if len(answers) > 1 else (answers,)
     return tuple(_said_by(reading) for reading in readings if reading)
 
@@ -138,13 +140,9 @@ def compare(said: Said, held: Said, *, broken_off: bool = False) -> Likeness:
 
 
 def _compare_texts(said: Said, held: Said, broken_off: bool) -> Likeness:
-    if said.digest == held.digest:
+    if said.digest == held.digest or (held.core and said.core == held.core):
         return "same"
-    if broken_off and (_begins(said, held) or _begins(held, said)):
-        return "open"
-    # Tags of its own, or thinking, in front of the words, which only the client takes away.
-    start = held.text[:_BEGINNING_CHARS]
-    return "open" if len(start) >= _TELLING_CHARS and f" {start}" in said.text else "other"
+    return "open" if broken_off and (_begins(said, held) or _begins(held, said)) else "other"
 
 
 def _begins(whole: Said, start: Said) -> bool:
@@ -152,6 +150,31 @@ def _begins(whole: Said, start: Said) -> bool:
     Tell whether one begins with the words of the other, as far as they are known.
     """
     return start.length <= whole.length and whole.text.startswith(start.text) and whole.blocks.startswith(start.blocks)
+
+
+def _words(text: str) -> str:
+    spelled = unicodedata.normalize("NFKC", _SIGNS.sub(r"\1", text)).casefold()
+    # One that is all signs says something too.
+    return _BETWEEN_WORDS.sub(" ", spelled).strip() or " ".join(spelled.split())
+
+
+def _behind_tags(text: str) -> str:
+    """
+    Return a text without the tags at its beginning: `[[reply]]`, `<thinking>...</thinking>`.
+    """
+    text = text.lstrip()
+    while text:
+        if text.startswith("[["):
+            opening, closing = "[[", "]]"
+        elif text.startswith("<") and (end := text.find(">", 0, _TAG_CHARS)) > 1:
+            opening, closing = text[: end + 1], f"</{text[1:end]}>"
+        else:
+            break
+        end = text.find(closing, len(opening), None if opening != "[[" else _TAG_CHARS)
+        if end < 0:
+            break
+        text = text[end + len(closing) :].lstrip()
+    return text
 
 
 def _digests(calls: bytes) -> set[bytes]:
@@ -165,10 +188,10 @@ def _digest(text: str) -> bytes:
 def _spell_call(call: Call) -> str:
     name, arguments = call
     try:
-        if isinstance(arguments, str) and not isinstance(arguments, Number):
+        if isinstance(arguments, str) and len(arguments) <= _READ_CHARS:
             arguments = json.loads(arguments or "{}", parse_int=Number, parse_float=Number)
         return f"{name} {_spell(arguments)}"
-    except (ValueError, RecursionError):
+    except (ValueError, OverflowError, RecursionError):
         return f"{name} {arguments if isinstance(arguments, str) else ''}"
 
 
@@ -176,14 +199,14 @@ def _spell(value: Any) -> str:
     """
     Spell a JSON value in one of the ways that mean the same; numbers as most clients have them.
     """
-    if isinstance(value, Number):
+    if isinstance(value, Number | int | float) and not isinstance(value, bool):
         return repr(float(value))
     if isinstance(value, dict):
         return "{" + ",".join(f"{_spell(str(key))}:{_spell(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_spell, value)) + "]"
     if isinstance(value, str):
-        return json.dumps(unicodedata.normalize("NFC", value.strip()))
+        return json.dumps(unicodedata.normalize("NFC", _SIGNS.sub(r"\1", value.strip())))
     return "{}" if value is None else json.dumps(value)
 
 
@@ -202,3 +225,6 @@ def _calls(value: Any) -> list[Call]:
         uses = [part for part in content if isinstance(part, dict) and part.get("type") == "tool_use"]
         found += [(str(part.get("name")), part.get("input")) for part in uses]
     return found
+
+
+NOTHING = say("")

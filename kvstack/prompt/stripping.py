@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate
 from operator import itemgetter
 
@@ -234,7 +235,7 @@ class _Request:
             carried=frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers),
             same=next((carrier.same for carrier in self.findings.carriers if carrier.same), ""),
             mark=findings.mark,
-            held=lambda index: said_after(self._counted, index),
+            held=cache(lambda index: said_after(self._counted, index)),
         )
         return self.memory.find(chain, signs), chain, live
 

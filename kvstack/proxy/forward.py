@@ -178,8 +178,10 @@ class Forward:
         stripped = await self._stripped(body, scope) if api is not None and scope["method"] == "POST" else None
         counted = stripped is not None and not scope["path"].rstrip("/").endswith(_SIDE_ROUTES)
         number = next(self._numbers) if counted else None
-        progress = _Progress(stripped.answer if stripped is not None and counted else Answer())
+        progress = _Progress(stripped.answer if stripped is not None else Answer())
         progress.answer.expect()
+        if not counted:
+            progress.answer.end()  # no model answers to what is only counted or rendered
         cancelled = True
         try:
             if stripped is not None and number is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from kvstack.core.events import AnswerSeen
 from kvstack.llama.answers import AnswerTap
 from kvstack.prompt.answering import Answer
-from kvstack.prompt.saying import say
+from kvstack.prompt.saying import NOTHING, Said, say
 
 __all__ = ["Hearing"]
 
@@ -29,6 +29,7 @@ class Hearing:
         content_type = next((value for name, value in headers if name.lower() == b"content-type"), b"")
         self._tap = AnswerTap(number, api, content_type.decode("latin-1"))
         self._answer = answer
+        self._told = False
 
     @property
     def started(self) -> bool:
@@ -43,7 +44,7 @@ class Hearing:
         """
         self._tap.feed(piece)
         if self._tap.heard:
-            self._answer.begin()
+            self._answer.begin(self._said)
         if self._tap.ended:
             # The client may send its next turn before the connection is closed.
             self._tell(broken_off=False)
@@ -55,10 +56,21 @@ class Hearing:
         Args:
             broken_off: The answer did not end by itself.
         """
+        seen = self._tap.result()
         self._tell(broken_off=broken_off)
-        return self._tap.result()
+        return seen
 
     def _tell(self, *, broken_off: bool) -> None:
-        seen, words = self._tap.result(), self._tap.words
-        said = say(words.text, words.calls) if words.whole else None
-        self._answer.end(said, seen.generated_tokens, broken_off=broken_off)
+        if not self._told:
+            self._told = True
+            said = self._said()
+            if said != NOTHING:
+                broken_off = broken_off or self._tap.broken or self._tap.words.cut
+            self._answer.end(said, self._tap.generated_tokens, broken_off=broken_off)
+
+    def _said(self) -> Said | None:
+        words = self._tap.words
+        text = words.text
+        # Of thinking in the text itself only the end tells where the answer begins.
+        is_thinking = words.cut and text.lstrip().startswith("<think>") and "</think>" not in text
+        return say(text, words.calls) if words.whole and not is_thinking else None

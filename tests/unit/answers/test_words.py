@@ -8,6 +8,10 @@ import re
 import pytest
 
 from kvstack.llama.answers import AnswerTap
+from kvstack.prompt.answering import Answer
+from kvstack.prompt.dialects import Api, read_document
+from kvstack.prompt.saying import compare, said_after, say
+from kvstack.proxy.hearing import Hearing
 from tests.unit.answers.test_answers import BUILDS, GOLDEN, JSON, SSE, TOKENS, content_type, sse
 
 CALL = ("read", '{"path": "a.txt"}')
@@ -62,6 +66,29 @@ def test_recorded_calls(build: str, name: str) -> None:
             spelled = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
             assert called in ("read", "ls")
             assert set(spelled) == ({"path", "n"} if called == "read" else set())
+
+
+def held(body: bytes) -> dict[str, object]:
+    """A recorded whole answer as a client keeps it, word for word."""
+    value = json.loads(body)
+    if "choices" in value:
+        return {"messages": [HELLO, value["choices"][0]["message"]]}
+    if "output" in value:
+        return {"input": [HELLO, *value["output"]]}
+    return {"messages": [HELLO, {"role": value["role"], "content": value["content"]}]}
+
+
+HELLO = {"role": "user", "content": "hello"}
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("name", ["chat", "responses", "messages", "chat-calls", "responses-calls", "messages-calls"])
+def test_recorded_answers_are_what_their_client_keeps(build: str, name: str) -> None:
+    """What went out and what a client sends back of it are the same answer."""
+    body, api = (GOLDEN / build / f"{name}.txt").read_bytes(), name.removesuffix("-calls")
+    words = read(body, JSON, api).words
+    items = read_document(json.dumps(held(body)), Api(api), None, []).items
+    assert [compare(say(words.text, words.calls), one) for one in said_after(items, 0)][-1] == "same"
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -216,14 +243,14 @@ def test_words_are_bounded(delta: dict[str, object], count: int) -> None:
     for _ in range(count):
         tap.feed(sse({"choices": [{"delta": delta}]}))
     assert len(tap.words.text) + sum(len(arguments) for _, arguments in tap.words.calls) <= 1 << 18
-    assert not tap.words.whole
+    assert tap.words.cut
 
 
 def test_calls_are_bounded() -> None:
     """Of a thousand calls the first are kept."""
     calls = [{"index": n, "function": {"name": "f", "arguments": "{}"}} for n in range(1000)]
     words = read(sse({"choices": [{"delta": {"tool_calls": calls}}]}), SSE).words
-    assert (len(words.calls), words.whole) == (64, False)
+    assert (len(words.calls), words.cut) == (64, True)
 
 
 @pytest.mark.parametrize(
@@ -255,3 +282,41 @@ def test_when_the_client_may_have_heard() -> None:
     whole.feed(b"{")
     assert stream.heard
     assert whole.heard
+
+
+@pytest.mark.parametrize(
+    ("event", "broken"),
+    [
+        ({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}, False),
+        ({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "length"}]}, True),
+        ({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, False),
+        ({"type": "message_delta", "delta": {"stop_reason": "max_tokens"}}, True),
+        ({"content": "a", "stop": True, "stop_type": "eos"}, False),
+        ({"content": "a", "stop": True, "stop_type": "limit"}, True),
+        ({"type": "response.completed", "response": {"output": []}}, False),
+        ({"type": "response.incomplete", "response": {"output": []}}, True),
+        ({"error": {"message": "no"}}, True),
+    ],
+)
+def test_whether_it_ended_by_itself(event: dict[str, object], broken: bool) -> None:
+    """Each dialect says so in its own way."""
+    assert read(sse(event), SSE).broken == broken
+
+
+def test_figures_behind_the_first_of_several_answers_count() -> None:
+    """Of several prompts each ends with a stop of its own."""
+    ends = [{"index": n, "content": "", "stop": True, "timings": {"prompt_n": n + 3, "cache_n": 7}} for n in range(2)]
+    answer = Answer()
+    answer.expect()
+    hearing = Hearing(1, "completion", [(b"content-type", SSE.encode())], answer)
+    for end in ends:
+        hearing.feed(sse(end))
+    assert hearing.close(broken_off=False).prompt_tokens == 11
+
+
+def test_an_error_behind_the_last_event_is_told() -> None:
+    """The memory knows the answer by then, and the person the error."""
+    hearing = Hearing(1, "completion", [(b"Content-Type", SSE.encode())], Answer())
+    hearing.feed(sse({"content": "a", "stop": True}))
+    hearing.feed(sse({"error": {"message": "the second failed"}}))
+    assert hearing.close(broken_off=False).error == "the second failed"

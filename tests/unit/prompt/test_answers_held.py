@@ -89,6 +89,7 @@ KEPT: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "thinking opened by the template": ((f"They greet me, so I greet them.</think>{SAID}",), (SAID,)),
     "thinking that is kept": ((f"<think>They greet me.</think>{SAID}",), (f"<think>They greet me.</think>{SAID}",)),
     "a tag in front": ((f"[[reply_to_current]] {SAID}",), (SAID,)),
+    "tags in front": ((f"[[reply_to_current]] <thinking>They greet me.</thinking>\n{SAID}",), (SAID,)),
     "signs": ((SAID,), (SAID.replace("!", "! 👋").replace("?", " ?"),)),
     "signs alone": (("👍",), (" 👍",)),
     "emphasis": ((LONG,), (LONG.replace("Line 2 ", "**Line 2** "),)),
@@ -129,6 +130,8 @@ LONG_PATH = '{"path":"/home/dev/projects/a-long-directory-name/another-one/src/%
         (("ok",), ("Look at this book.",)),
         (("Done.",), ("Done. Next?",)),
         (("Done. Next?",), ("Done.",)),
+        ((f"Hello! {SAID}",), (SAID,)),
+        ((f"[[reply_to_current]] {SAID}",), (OTHER,)),
         ((GREETING.format("Ann"),), (GREETING.format("Bob"),)),
         ((f"{LONG} Yes.",), (f"{LONG} No.",)),
         ((LONG,), (LONG.replace("says", "reads"),)),
@@ -200,8 +203,26 @@ def begins(answer: Answer) -> None:
 
 
 def stops_at_its_limit(answer: Answer) -> None:
-    """As probes have it, and those who replay what they recorded."""
+    """It was cut off, but it began otherwise."""
     answered(answer, "Hi", tokens=100)
+
+
+def stops_at_a_small_limit(answer: Answer) -> None:
+    """As probes have it, and those who play again what they recorded."""
+    answer.limit_tokens = 1
+    answered(answer, "Hi", tokens=1)
+
+
+def begins_alike(answer: Answer) -> None:
+    """What its client hears so far may become that."""
+    answer.expect()
+    answer.begin(lambda: say(OTHER[:9]))
+
+
+def begins_otherwise(answer: Answer) -> None:
+    """What its client hears so far cannot become that."""
+    answer.expect()
+    answer.begin(lambda: say(SAID[:9]))
 
 
 def is_lost(answer: Answer) -> None:
@@ -217,7 +238,17 @@ def never_went_out(answer: Answer) -> None:
 
 @pytest.mark.parametrize(
     ("fate", "day"),
-    [(waits, NEW), (breaks, NEW), (begins, OLD), (stops_at_its_limit, OLD), (is_lost, OLD), (never_went_out, OLD)],
+    [
+        (waits, NEW),
+        (breaks, NEW),
+        (begins, OLD),
+        (begins_alike, OLD),
+        (begins_otherwise, NEW),
+        (stops_at_its_limit, NEW),
+        (stops_at_a_small_limit, OLD),
+        (is_lost, OLD),
+        (never_went_out, OLD),
+    ],
 )
 def test_as_far_as_it_is_known(rules: RuleSet, fate: Callable[[Answer], None], day: str) -> None:
     """Who has heard nothing cannot go on from it; what was heard and is not known tells nothing."""
@@ -278,7 +309,7 @@ def test_a_client_that_alters_its_answers_is_refused_a_few_times_only(rules: Rul
         answered(second.answer, f"I have sent it for turn {n}.")
         history.append(says(f"I have sent it for turn {n}."))
         names += [first.conversation, second.conversation]
-    assert len(set(names)) <= 4
+    assert len(set(names)) <= 5
     assert sum("OPENCLAW_INTERNAL" in text for text in texts(second) if text) > 30
 
 
@@ -301,7 +332,7 @@ def test_nothing_of_one_that_waits_and_was_answered_something_else(rules: RuleSe
     assert day_of(ask(rules, memory, pi(NEW), *third)) == OLD
 
 
-@pytest.mark.parametrize("count", [8, 9, 30])
+@pytest.mark.parametrize("count", [8, 32, 33, 80])
 def test_many_that_began_on_one_day(rules: RuleSet, count: int) -> None:
     """More answers to one request than are kept: each goes on, for it may be one that was forgotten."""
     memory = ConversationMemory()
@@ -319,6 +350,62 @@ def test_requests_that_are_counted_push_no_answer_out(rules: RuleSet) -> None:
         ask(rules, memory, pi(OLD), HELLO)
     assert day_of(ask(rules, memory, pi(NEW), HELLO, says(OTHER), MORE)) == NEW
     assert day_of(ask(rules, memory, pi(NEW), HELLO, says(SAID), MORE)) == OLD
+
+
+def test_the_same_words_and_answers_up_to_a_turn(rules: RuleSet) -> None:
+    """Two conversations whose turns are equal keep each what is theirs, and go on by the answers that differ."""
+    memory, second = ConversationMemory(), (OPENCLAW, HELLO, says(SAID), MORE)
+    answered(ask(rules, memory, OPENCLAW, HELLO, carrier(1)).answer, SAID)
+    answered(ask(rules, memory, *second, carrier(2)).answer, "One was told this.")
+    answered(ask(rules, memory, *second, carrier(7)).answer, "The other one was told that.")
+    third = texts(ask(rules, memory, *second, says("One was told this."), MORE, carrier(3)))
+    assert [n for text in third for n in range(10) if f"m{n}" in text] == [1, 2, 3]
+
+
+def test_more_that_began_alike_than_are_kept(rules: RuleSet) -> None:
+    """One that nothing is known of is no reason to take it, where others were forgotten."""
+    memory = ConversationMemory()
+    for n in range(1, 40):
+        answered(ask(rules, memory, OPENCLAW, HELLO, carrier(100 + n)).answer, f"Answer {n}.")
+    begins(ask(rules, memory, OPENCLAW, HELLO, carrier(199)).answer)
+    for n in (39, 1):
+        second = texts(ask(rules, memory, OPENCLAW, HELLO, says(f"Answer {n}."), MORE, carrier(200)))
+        assert [text for text in second if "m1" in text] == ([carrier(139)["content"]] if n == 39 else [])
+
+
+@pytest.mark.parametrize("fate", [breaks, never_went_out])
+def test_many_that_say_nothing_or_the_same(rules: RuleSet, fate: Callable[[Answer], None]) -> None:
+    """Retries while the server loads, and equal answers, are no reason to forget one, nor to take another one's."""
+    memory = ConversationMemory()
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, SAID)
+    for _ in range(50):
+        answered(ask(rules, memory, pi(OLD), HELLO).answer, SAID)
+        fate(ask(rules, memory, pi(OLD), HELLO).answer)
+    assert day_of(ask(rules, memory, pi(NEW), HELLO, says(OTHER), MORE)) == NEW
+    assert day_of(ask(rules, memory, pi(NEW), HELLO, says(SAID), MORE)) == OLD
+
+
+def test_who_was_refused_once_is_no_prey(rules: RuleSet) -> None:
+    """That a conversation began before a restart says nothing of its client: what follows is looked at as before."""
+    memory, second = ConversationMemory(), (HELLO, says(OTHER), MORE)
+    answered(ask(rules, memory, pi(OLD), HELLO).answer, SAID)
+    answered(ask(rules, memory, pi(NEW), *second).answer, "One was told this.")
+    third = ask(rules, memory, pi("2026-12-01"), *second, says("The other one was told that."), MORE)
+    assert day_of(third) == "2026-12-01"
+
+
+def test_the_session_comes_first(rules: RuleSet) -> None:
+    """One that no session is known of is not taken for its answer, where the session says which one it is."""
+    memory = ConversationMemory()
+
+    def opencode(day: str) -> Message:
+        return {"role": "system", "content": f"<env>\n  Today's date: {day}\n</env>"}
+
+    agent, session = {"user-agent": "opencode/1"}, {"user-agent": "opencode/1", "x-session-id": "s"}
+    answered(ask(rules, memory, opencode("Sat Nov 28 2026"), HELLO, **agent).answer, SAID)
+    answered(ask(rules, memory, opencode("Sun Nov 29 2026"), HELLO, **session).answer, OTHER)
+    second = ask(rules, memory, opencode("Mon Nov 30 2026"), HELLO, says(SAID), MORE, **session)
+    assert "Sun Nov 29 2026" in texts(second)[0]
 
 
 def test_answers_are_counted_in_the_memory(rules: RuleSet) -> None:
