@@ -89,10 +89,10 @@ def _frozen(op: Op, state: Remembered, remembers: bool, starts: bool) -> str:
     if not remembers:
         return "without a memory nothing is frozen"
     if op.key in state.frozen:
-        return "the value is still the first one of its conversation"
+        return "still the first value of its conversation"
     if starts:
-        return "a new conversation: this first value is kept for its next requests"
-    return "the first value in this conversation: it is kept for the next requests"
+        return "first value of a new conversation, kept for its next requests"
+    return "first value in this conversation, kept for its next requests"
 
 
 def _carriers(findings: Findings, plan: Plan, items: Sequence[Item]) -> Iterator[Idle]:
@@ -100,5 +100,5 @@ def _carriers(findings: Findings, plan: Plan, items: Sequence[Item]) -> Iterator
     for carrier in findings.carriers:
         path = items[carrier.index].path
         if carrier.rule is not None and path not in acted:
-            why = "the message stands where it first stood"
+            why = "it stands where it first stood"
             yield Idle(carrier.rule.name, spell_path(path), carrier.rule.spec.action, why)

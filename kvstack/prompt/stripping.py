@@ -19,7 +19,7 @@ from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.detection import detect_client, side_label
 from kvstack.prompt.dialects import Api, Document, api_of, read_document, spell_path
 from kvstack.prompt.digest import digest_item
-from kvstack.prompt.editing import By, ByItem, Op, body_edits, changed_text, settle
+from kvstack.prompt.editing import ByItem, Op, body_edits, changed_text, settle
 from kvstack.prompt.findings import Findings
 from kvstack.prompt.idling import Idle, find_idle
 from kvstack.prompt.matching import find_all

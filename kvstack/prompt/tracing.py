@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kvstack.prompt.dialects import Item, spell_path
 from kvstack.prompt.digest import beside_text
-from kvstack.prompt.divergence import diverge_rendered
+from kvstack.prompt.divergence import Cause, diverge_rendered
 from kvstack.prompt.editing import Op, changed_text
 from kvstack.prompt.remembered import Signs
 from kvstack.prompt.rendering import Segment
@@ -24,6 +24,10 @@ _SPEAKERS = {
     "assistant": "an answer of the model",
     "tool": "a tool result",
 }
+
+
+# What these say of a text is that it differs.
+_SAID_ALREADY = (Cause.SYSTEM_CHANGED, Cause.HISTORY_EDITED, Cause.RESULT_CHANGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,8 @@ class Parting:
     def __str__(self) -> str:
         if not self.path:
             return self.what
-        return f"{self.what} differs @{self.offset:,} ({self.cause or 'other words'}) in {self.path}"
+        kind = f" ({self.cause})" if self.cause and self.cause not in _SAID_ALREADY else ""
+        return f"{self.what} differs @{self.offset:,}{kind} in {self.path}"
 
 
 def part(former: Trace, current: Trace) -> Parting:
