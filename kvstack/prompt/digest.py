@@ -12,7 +12,7 @@ from typing import Any, get_args
 from kvstack.prompt.items import Item
 from kvstack.prompt.roles import Role
 
-__all__ = ["digest_item"]
+__all__ = ["beside_text", "digest_item"]
 
 _ROLE_NAMES = {role: role.encode() for role in get_args(Role)}
 
@@ -26,7 +26,7 @@ def digest_item(item: Item, texts: Sequence[str]) -> bytes:
         texts: Its texts as they count, in order.
     """
     pieces = [_ROLE_NAMES[item.role]]
-    beside = _beside_text(item.value)
+    beside = beside_text(item.value)
     for text in (*texts, *beside) if beside else texts:
         data = text.strip().encode("utf-8", "surrogatepass")
         if data:
@@ -34,7 +34,7 @@ def digest_item(item: Item, texts: Sequence[str]) -> bytes:
     return blake2b(b"".join(pieces), digest_size=16).digest()
 
 
-def _beside_text(value: Any) -> list[str]:
+def beside_text(value: Any) -> list[str]:
     """
     Spell what an item holds beside text: calls with their arguments, results, images.
     """

@@ -4,6 +4,7 @@ From findings to edits of the raw body: spans inside literals, parts and items t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,13 @@ from kvstack.prompt.offsets import raw_offsets
 from kvstack.prompt.ruleset import Rule
 from kvstack.prompt.splice import Edit, JsonPath, escape, removal, walk_array
 
-__all__ = ["Op", "body_edits", "changed_text", "settle"]
+__all__ = ["By", "ByItem", "Op", "body_edits", "changed_text", "settle"]
+
+# Names of rules, each with the path at which it counts as a hit.
+By = tuple[tuple[str, JsonPath], ...]
+
+# The same for list elements that go, and for those behind which something is inserted, by index.
+ByItem = tuple[Mapping[int, By], Mapping[int, By]]
 
 
 @dataclass(slots=True)
@@ -29,6 +36,7 @@ class Op:
         rule: The rule.
         key: For `freeze`: the name of the value in the conversation's memory.
         counted: It is reported as a hit.
+        rules: All rules that had a part in it, if there may be several.
     """
 
     text: Text
@@ -39,6 +47,7 @@ class Op:
     rule: Rule
     key: str = ""
     counted: bool = True
+    rules: tuple[Rule, ...] = ()
 
     @property
     def live(self) -> str:
@@ -46,6 +55,19 @@ class Op:
         What stands there now.
         """
         return self.text.value[self.start : self.end]
+
+    @property
+    def by(self) -> By:
+        """
+        Names of the rules that want this, each with the path at which it counts as a hit.
+        """
+        if len(self.rules) < 2:
+            return ((self.rule.name, self.text.path),)
+        # Keys are cut for several rules at once; which ones had a part in this cut its keys tell.
+        live = self.live
+        return tuple(
+            (rule.name, self.text.path) for rule in self.rules if any(f'"{key}"' in live for key in rule.spec.keys)
+        )
 
 
 def settle(ops: Sequence[Op]) -> list[Op]:
@@ -83,6 +105,7 @@ def body_edits(
     ops: Sequence[Op],
     dropped: Sequence[int],
     inserted: Mapping[int, Sequence[str]],
+    by_item: ByItem | None = None,
 ) -> list[Edit]:
     """
     Make the edits of a body.
@@ -92,6 +115,7 @@ def body_edits(
         ops: Settled replacements.
         dropped: Indices of list elements that go.
         inserted: Raw items to insert, by the index of the list element that they follow.
+        by_item: Who drops an element of the list, or inserts behind it, by the index of that element.
 
     Returns:
         The edits; those at one place in the order in which they belong.
@@ -115,7 +139,7 @@ def body_edits(
         edits += _inside_literal(document, path, group)
     for path, indices in parts.items():
         edits += _without_parts(document, path, indices, by_path)
-    return [*edits, *_item_edits(document, dropped, inserted)]
+    return [*edits, *_item_edits(document, dropped, inserted, by_item or ({}, {}))]
 
 
 def _empties(text: Text, group: Sequence[Op]) -> bool:
@@ -131,7 +155,7 @@ def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> 
     raw = raw_offsets(
         document.text, document.locate(path), len(text.value if text.whole is None else text.whole), offsets
     )
-    return [Edit(raw[2 * n], raw[2 * n + 1], escape(op.new or "")) for n, op in enumerate(group)]
+    return [Edit(raw[2 * n], raw[2 * n + 1], escape(op.new or ""), op.by) for n, op in enumerate(group)]
 
 
 def _added_part(document: Document, path: JsonPath, group: Sequence[Op]) -> Edit:
@@ -142,7 +166,8 @@ def _added_part(document: Document, path: JsonPath, group: Sequence[Op]) -> Edit
     kind = "input_text" if document.api is Api.RESPONSES else "text"
     words = "".join(op.new or "" for op in group).lstrip("\n")
     part = f'{{"type": "{kind}", "text": "{escape(words)}"}}'
-    return Edit(array.end - 1, array.end - 1, f", {part}" if array.values else part)
+    by = tuple(cause for op in group for cause in op.by)
+    return Edit(array.end - 1, array.end - 1, f", {part}" if array.values else part, by)
 
 
 def _without_parts(
@@ -161,17 +186,33 @@ def _without_parts(
         leftover = []
     flags = [index in gone for index in range(len(array.values))]
     spans = array.spans()
-    return leftover + [
-        Edit(first, last, "") for first, last in removal(spans, flags, (spans[0][0], array.end - 1)) if gone
-    ]
+    by = {part: tuple(cause for op in by_path[*path, part, "text"] for cause in op.by) for part in gone}
+    cuts = removal(spans, flags, (spans[0][0], array.end - 1)) if gone else []
+    return leftover + _cuts(cuts, spans, by)
 
 
-def _item_edits(document: Document, dropped: Sequence[int], inserted: Mapping[int, Sequence[str]]) -> list[Edit]:
+def _cuts(cuts: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], by: Mapping[int, By]) -> list[Edit]:
+    """
+    Make the edits that take elements out, each with all who want one of those that stand inside it.
+    """
+    edits = []
+    gone = deque(sorted(by))
+    for first, last in cuts:
+        causes: list[tuple[str, JsonPath]] = []
+        while gone and spans[gone[0]][1] <= last:
+            causes += by[gone.popleft()]
+        edits.append(Edit(first, last, "", tuple(causes)))
+    return edits
+
+
+def _item_edits(
+    document: Document, dropped: Sequence[int], inserted: Mapping[int, Sequence[str]], by_item: ByItem
+) -> list[Edit]:
     array = document.array
     if array is None or (not dropped and not inserted):
         return []
     edits = [
-        Edit(array.ends[index], array.ends[index], "".join(f",{raw}" for raw in raws))
+        Edit(array.ends[index], array.ends[index], "".join(f",{raw}" for raw in raws), by_item[1].get(index, ()))
         for index, raws in inserted.items()
     ]
     if dropped:
@@ -179,5 +220,5 @@ def _item_edits(document: Document, dropped: Sequence[int], inserted: Mapping[in
         spans = array.spans()
         flags = [index in gone for index in range(len(spans))]
         # Removal starts at the end of the element before; an insertion there comes first.
-        edits += [Edit(first, last, "") for first, last in removal(spans, flags, (spans[0][0], spans[-1][1]))]
+        edits += _cuts(removal(spans, flags, (spans[0][0], spans[-1][1])), spans, by_item[0])
     return edits

@@ -63,6 +63,7 @@ class Findings:
         heads: What was read at the head of the first and the newest item of the user, by index, unless it was settled.
         opening: Index of the first item of the user, for which there are rules of its own; -1 if there is none.
         mark: What was dropped there and tells the conversation apart.
+        idle: Rules that matched what is as they want it already: rule, path, why nothing is to be done.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -75,3 +76,4 @@ class Findings:
     heads: dict[int, Head] = field(default_factory=dict)
     opening: int = -1
     mark: Mark = NO_MARK
+    idle: list[tuple[Rule, JsonPath, str]] = field(default_factory=list)

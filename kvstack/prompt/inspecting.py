@@ -5,12 +5,15 @@ What rules exist, and what they did to a request, in a form that can be shown.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Container
 from dataclasses import dataclass
 
+from kvstack.core.rulespec import RuleSpec
+from kvstack.prompt.dialects import spell_path
 from kvstack.prompt.ruleset import Rule, RuleSet
-from kvstack.prompt.stripping import Stripped
+from kvstack.prompt.stripping import CACHE_PROMPT, UNSPLIT, Stripped
 
-__all__ = ["RuleLine", "Shown", "list_rules", "show_edits"]
+__all__ = ["RuleLine", "Shown", "clients_without_rules", "list_rules", "show_edits"]
 
 _CONTEXT = 40
 
@@ -28,8 +31,9 @@ class RuleLine:
         origin: The pack and its version, or `config`.
         active: It is in force.
         switch: The setting that governs it, if there is one.
-        summary: What it does and why.
+        summary: What it finds, and why that is worth a rule.
         digest: Another one if anything of the rule is another.
+        effect: What happens to what it finds, by the action in force.
     """
 
     name: str
@@ -41,6 +45,7 @@ class RuleLine:
     switch: str | None
     summary: str
     digest: str
+    effect: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class Shown:
         removed: What went; raw JSON text.
         inserted: What came in its place; raw JSON text.
         after: What stands behind it.
+        rules: Names of the rules that want it.
+        paths: The path at which each of them counts it as a hit.
     """
 
     start: int
@@ -61,11 +68,13 @@ class Shown:
     removed: str
     inserted: str
     after: str
+    rules: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 def list_rules(rules: RuleSet) -> list[RuleLine]:
     """
-    List all rules, active or not, in the order of the packs.
+    List all rules, active or not, in the order of the packs; what is counted like a rule and is none comes last.
     """
     return [
         RuleLine(
@@ -78,9 +87,81 @@ def list_rules(rules: RuleSet) -> list[RuleLine]:
             switch=rule.spec.switch,
             summary=rule.spec.summary,
             digest=_digest(rule),
+            effect=_effect(rule.spec),
         )
         for rule in rules.rules
+    ] + [
+        _built_in(
+            CACHE_PROMPT,
+            "request",
+            "constant",
+            rules.settings.force_cache_prompt,
+            "`cache_prompt: false` in a request to /completion: some clients say so, and then never reuse anything.",
+            "It is sent as true.",
+        ),
+        _built_in(
+            UNSPLIT,
+            "prompt",
+            "observe",
+            True,
+            "A raw prompt to /completion that cannot be split into turns: its model's chat template is not known, or "
+            "has no role markers.",
+            "No rule can act in it; it is only counted.",
+        ),
     ]
+
+
+def clients_without_rules(served: Container[str], rules: RuleSet) -> list[str]:
+    """
+    Name the known clients for which there is no rule, because there is nothing to do for them.
+
+    Args:
+        served: The clients that listed rules are for.
+        rules: The rules, with all known clients.
+    """
+    everywhere = {rule.client for rule in rules.rules if rule.spec.any_client}
+    return [client.name for client in rules.clients if client.name not in served and client.name not in everywhere]
+
+
+def _built_in(name: str, where: str, action: str, active: bool, summary: str, effect: str) -> RuleLine:
+    digest = hashlib.blake2b(f"{name} {active}".encode(), digest_size=8).hexdigest()
+    return RuleLine(name, "any", where, action, "kvstack", active, None, summary, digest, effect)
+
+
+def _effect(spec: RuleSpec) -> str:
+    """
+    Say what happens to what a rule finds; never more than its action makes true.
+    """
+    what, goes, moves, stays = "It", "is", "moves", "stays"
+    if spec.keys:
+        what = f"Its key{'s'[: len(spec.keys) - 1]} {', '.join(spec.keys)}"
+    if len(spec.keys) > 1:
+        goes, moves, stays = "are", "move", "stay"
+    match spec.action:
+        case "drop" if spec.where == "message":
+            return "It is dropped, as long as no earlier one stands that says something else."
+        case "drop":
+            return f"{what} {goes} dropped."
+        case "constant":
+            return f"The text {spec.constant!r} always stands in its place."
+        case "freeze":
+            told = "; the model is told once of each other one, behind the newest user text" if spec.announce else ""
+            return f"The first value of each conversation is repeated{told}."
+        case "coarsen":
+            told = "; the clock is told behind the newest user text" if spec.text else ""
+            return f"A clock is shortened to its day{told}."
+        case "tail":
+            return f"{what} {moves} to the end of the newest user text, as long as that turn is the newest."
+        case "sticky" if spec.where == "message":
+            return "It becomes the end of the user text that it follows, and stays there."
+        case "sticky":
+            end = "the newest user text" if spec.where == "system" else "its user text"
+            first = ", or is dropped if the first user text says the same" if spec.unless_in_first_user else ""
+            return f"{what} {moves} to the end of {end} and {stays} there{first}."
+        case "place":
+            return "It stays where it first stood, and comes back when its turn is history."
+        case "observe":
+            return "Nothing is changed; it is only counted."
 
 
 def _digest(rule: Rule) -> str:
@@ -106,6 +187,8 @@ def show_edits(body: bytes, stripped: Stripped) -> list[Shown]:
             removed=text[edit.start : edit.end],
             inserted=edit.replacement,
             after=text[edit.end : edit.end + _CONTEXT],
+            rules=tuple(name for name, _ in edit.by),
+            paths=tuple(spell_path(path) for _, path in edit.by),
         )
         for edit in stripped.edits
     ]

@@ -257,7 +257,7 @@ class _Finder:
         except NotJson:
             return
         if acting:
-            self.findings.ops += [Op(text, first, last, "", "", acting[0], counted=False) for first, last in cuts.spans]
+            self.findings.ops += [_cut(text, span, acting) for span in cuts.spans]
         for rule in rules:
             counts = cuts if rule in acting else found
             n = sum(counts.counts.get(key, 0) for key in rule.spec.keys)
@@ -293,6 +293,7 @@ class _Finder:
                 return
             case "constant":
                 if op.live == spec.constant:
+                    self.findings.idle.append((rule, text.path, "the constant stands there already"))
                     return
                 op.new = op.bare = spec.constant
             case "freeze":
@@ -317,6 +318,10 @@ def _fits(rule: Rule, found: Found) -> bool:
     Tell whether a block that reads as a rule says is one that it means.
     """
     return not rule.spec.has or fits(found.value, dict(rule.spec.has))
+
+
+def _cut(text: Text, span: tuple[int, int], rules: Sequence[Rule]) -> Op:
+    return Op(text, *span, "", "", rules[0], counted=False, rules=tuple(rules))
 
 
 def _same_span(one: Found, other: Found) -> bool:

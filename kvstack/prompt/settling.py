@@ -71,7 +71,7 @@ def settle_item(document: Document, findings: Findings, index: int, item: Item, 
     edits = body_edits(document, ops, (), {})
     findings.digests[index] = digest_item(item, texts)
     findings.local[index] = Local(
-        tuple([Edit(first - start, last - start, new) for first, last, new in edits]),
+        tuple([Edit(first - start, last - start, new, by) for first, last, new, by in edits]),
         tuple(hits),
         sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in ops),
         findings.message_ids - known_ids,

@@ -66,11 +66,13 @@ class Edit(NamedTuple):
         start: Offset of the first replaced character.
         end: Offset behind the last replaced character; equal to `start` for an insertion.
         replacement: Raw JSON text that takes its place.
+        by: Who wants it: names of rules, each with the path at which it counts as a hit.
     """
 
     start: int
     end: int
     replacement: str
+    by: tuple[tuple[str, JsonPath], ...] = ()
 
 
 class Array(NamedTuple):
@@ -317,7 +319,7 @@ def apply_edits(text: str, edits: Sequence[Edit]) -> str:
     """
     out: list[str] = []
     done = 0
-    for start, end, replacement in sorted(edits, key=itemgetter(0, 1)):
+    for start, end, replacement, _ in sorted(edits, key=itemgetter(0, 1)):
         if start < done:
             raise ValueError(f"edits overlap at {start}")
         out.append(text[done:start])

@@ -20,8 +20,9 @@ from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.detection import detect_client, side_label
 from kvstack.prompt.dialects import Api, Document, api_of, read_document, spell_path
 from kvstack.prompt.digest import digest_item
-from kvstack.prompt.editing import Op, body_edits, changed_text, settle
+from kvstack.prompt.editing import ByItem, Op, body_edits, changed_text, settle
 from kvstack.prompt.findings import Findings
+from kvstack.prompt.idling import Idle, find_idle
 from kvstack.prompt.matching import find_all
 from kvstack.prompt.planning import Plan, Planner
 from kvstack.prompt.recurring import Former, Hit
@@ -31,10 +32,15 @@ from kvstack.prompt.ruleset import Client, Rule, RuleSet
 from kvstack.prompt.saying import said_after
 from kvstack.prompt.settling import number_keys
 from kvstack.prompt.splice import Edit, JsonPath, NotJson, apply_edits
+from kvstack.prompt.tracing import Trace
 
-__all__ = ["Hit", "Stripped", "apply_rules"]
+__all__ = ["CACHE_PROMPT", "UNSPLIT", "Hit", "Stripped", "apply_rules"]
 
-_UNSPLIT = "raw-prompt"
+UNSPLIT = "raw-prompt"
+"""Counted like a rule: a raw prompt that is not split into turns, so that no rule can act in it."""
+
+CACHE_PROMPT = "cache-prompt"
+"""Counted like a rule: `cache_prompt` was false, and is sent as true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class Stripped:
         side: What kind of side request this is, if it is one.
         warnings: What the user should know.
         edits: The replacements in the decoded body, ascending.
+        idle: Rules that matched and had nothing to do, and why; not those in earlier turns that are known already.
+        starts: It starts its conversation, and continues none that is remembered.
         answer: Takes what becomes known of the answer, for the memory; who sends the body tells it.
     """
 
@@ -72,6 +80,8 @@ class Stripped:
     side: str | None = None
     warnings: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()
+    idle: tuple[Idle, ...] = ()
+    starts: bool = False
     answer: Answer = field(default_factory=Answer, compare=False)
 
 
@@ -82,6 +92,7 @@ def apply_rules(
     memory: ConversationMemory | None = None,
     headers: Sequence[tuple[str, str]] = (),
     chat_template: str | None = None,
+    trace: Trace | None = None,
 ) -> Stripped:
     """
     Apply the rules to one request.
@@ -94,6 +105,7 @@ def apply_rules(
         headers: The request's header pairs.
         chat_template: The model's chat template: it tells how raw prompts split into turns, and whether roles must
             alternate.
+        trace: Takes by what the request is known.  All of it is then read anew, which takes longer.
 
     Returns:
         The body to send and what was done.  Bytes that are no JSON object come back untouched.
@@ -107,7 +119,7 @@ def apply_rules(
         markers = turn_markers(chat_template) if api is Api.COMPLETION else None
         document = read_document(text, api, markers, [former.document for former in formers])
         former = formers[document.overlap.former] if document.overlap.runs else None
-        return _Request(document, rules, memory, headers, must_alternate(chat_template), former).strip(body)
+        return _Request(document, rules, memory, headers, must_alternate(chat_template), former, trace).strip(body)
     except (UnicodeDecodeError, NotJson, RecursionError):
         return Stripped(body, api=api)
 
@@ -121,6 +133,7 @@ class _Request:
         headers: Sequence[tuple[str, str]],
         merges: bool,
         former: Former | None,
+        trace: Trace | None,
     ) -> None:
         self.document = document
         self.merges = merges
@@ -129,7 +142,9 @@ class _Request:
         self.headers = headers
         self.client: Client = detect_client(document, rules, headers)
         self.former = former
-        self.findings: Findings = find_all(document, self.client, former, settles=memory is not None)
+        self.trace = trace
+        known, settles = (former, memory is not None) if trace is None else (None, False)
+        self.findings: Findings = find_all(document, self.client, known, settles=settles)
         self.ops = settle(self.findings.ops)
         number_keys(self.findings.ops, self.ops)
         self.hits: list[Hit] = []
@@ -153,7 +168,7 @@ class _Request:
         plan = planner.decide(state, live)
         appends = planner.append_ops(plan)
         self._count(plan, appends)
-        edits = body_edits(document, [*self.ops, *appends], plan.dropped, plan.inserted)
+        edits = body_edits(document, [*self.ops, *appends], plan.dropped, plan.inserted, self._by_item(plan))
         edits += self._force_cache_prompt()
         touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.live}
         stamps = sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in self.ops)
@@ -163,13 +178,15 @@ class _Request:
                 path = document.items[index].path
                 touched.add(path)
                 start, _ = document.locate(path)
-                edits += [Edit(start + first, start + last, new) for first, last, new in local.edits]
+                edits += [Edit(start + first, start + last, new, by) for first, last, new, by in local.edits]
                 stamps += local.timestamps
                 ids += local.message_ids
         edits.sort(key=itemgetter(0, 1))
         answer = self._remember(chain, state, plan, live)
+        starts = self.memory is not None and not state.answers
+        idle = find_idle(findings, self.ops, state, plan, document.items, self.hits, remembers=remembers, starts=starts)
         if not document.split:
-            self.hits.append(Hit(_UNSPLIT, "", "untouched"))
+            self.hits.append(Hit(UNSPLIT, "", "untouched"))
         return Stripped(
             body=apply_edits(document.text, edits).encode("utf-8") if edits else body,
             hits=tuple(self.hits),
@@ -184,8 +201,25 @@ class _Request:
             side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}, findings.heads),
             warnings=self._warnings(),
             edits=tuple(edits),
+            idle=idle,
+            starts=starts,
             answer=answer,
         )
+
+    def _by_item(self, plan: Plan) -> ByItem:
+        """
+        Tell which rules drop and insert which list elements.
+        """
+        wanted: dict[JsonPath, list[tuple[str, JsonPath]]] = {}
+        for rule, path, _ in plan.done:
+            wanted.setdefault(path, []).append((rule.name, path))
+        by = {path: tuple(causes) for path, causes in wanted.items()}
+        document = self.document
+        paths = {index: document.items[index + document.before_list].path for index in (*plan.dropped, *plan.inserted)}
+        dropped, inserted = (
+            {index: by.get(paths[index], ()) for index in indices} for indices in (plan.dropped, plan.inserted)
+        )
+        return dropped, inserted
 
     def _force_cache_prompt(self) -> list[Edit]:
         """
@@ -196,8 +230,8 @@ class _Request:
             return []
         if document.top.get("cache_prompt") is not False:
             return []
-        self.hits.append(Hit("cache-prompt", "cache_prompt", "constant"))
-        return [Edit(*document.locate(("cache_prompt",)), "true")]
+        self.hits.append(Hit(CACHE_PROMPT, "cache_prompt", "constant"))
+        return [Edit(*document.locate(("cache_prompt",)), "true", ((CACHE_PROMPT, ("cache_prompt",)),))]
 
     def _recall(self) -> tuple[Remembered, Chain, dict[str, str]]:
         """
@@ -220,6 +254,8 @@ class _Request:
                 ]
                 digest = digest_item(item, texts)
             digests.append(digest)
+            if self.trace is not None:
+                self.trace.add(item, digest, [by_text.get(id(text), ()) for text in item.texts])
         findings, seed = self.findings, self.document.api.value.encode()
         links = (self.former or Former(self.document, self.client)).chain(digests, seed)
         users = accumulate([item.role == "user" for item in self._counted])
@@ -237,6 +273,8 @@ class _Request:
             mark=findings.mark,
             held=cache(lambda index: said_after(self._counted, index)),
         )
+        if self.trace is not None:
+            self.trace.signs, self.trace.answered = signs, answered is not None
         return self.memory.find(chain, signs), chain, live
 
     def _session(self) -> str | None:

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +18,8 @@ from kvstack.terminal.app import JsonOption, app
 from kvstack.terminal.figures import one_line, plural
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from kvstack.prompt.recorded import Recorded
-    from kvstack.prompt.rules import RuleSet, Stripped
+    from kvstack.prompt.rules import RuleSet
     from kvstack.rundir import RunFile
 
 __all__ = ["list_rules", "try_rules"]
@@ -29,7 +27,7 @@ __all__ = ["list_rules", "try_rules"]
 rules_app = typer.Typer(help="Show the rules, and try them on captured requests.", no_args_is_help=True)
 app.add_typer(rules_app, name="rules")
 
-WIDTH = 100
+WIDTH = 79
 
 NAMES_SHOWN = 5
 
@@ -64,14 +62,28 @@ def list_rules(
         if run is not None:
             told = _rules_of(run)
             changed, note = _compare(told, run)
-            data = {"stack": run.name, "config_path": run.config_path, "rules": told, "file_differs": changed}
-            return output.Result(data, _list_text(told, f" in the running stack {run.name!r}{note}"))
+            clients = _clients_without_rules(told)
+            data = {
+                "stack": run.name,
+                "config_path": run.config_path,
+                "rules": told,
+                "file_differs": changed,
+                "clients_without_rules": clients,
+            }
+            return output.Result(data, _list_text(told, clients, f" in the running stack {run.name!r}{note}"))
         from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
 
         lines = [asdict(line) | {"hits": None} for line in inspecting.list_rules(_rules(stack))]
         where = " by default; no stack runs" if stack is None else ""
-        data = {"stack": None, "config_path": stack, "rules": lines, "file_differs": None}
-        return output.Result(data, _list_text(lines, where))
+        clients = _clients_without_rules(lines)
+        data = {
+            "stack": None,
+            "config_path": stack,
+            "rules": lines,
+            "file_differs": None,
+            "clients_without_rules": clients,
+        }
+        return output.Result(data, _list_text(lines, clients, where))
 
     output.deliver("rules list", as_json, action)
 
@@ -87,14 +99,29 @@ def try_rules(
     """
     Apply the rules to captured requests and show every edit.
 
-    Of consecutive requests it shows which share of the former the next one still begins with, before and after.
     A file is one request body, or JSON Lines: bodies, or objects with `path`, `headers` and `body`.  By the chat
     template of the config's model raw prompts split into turns, and carriers stand where it allows them.
+
+    `@10,296` is an offset: characters from the start of the body (of an edit) or of the text that is named behind it.
+    `[-...-]` is what goes there, `{+...+}` what comes in its place.  An edit that the request it is compared with had
+    as well is only counted; `--json` has all.
+
+    "Evaluated anew" compares a request with the last one of its conversation, or with the one that it is most like:
+    so many of its characters stand behind the place where the two part, so that they are evaluated although the
+    earlier one was; without the rules -> with them.
+
+    `common_prefix_ratio` in the JSON is the share of the earlier request with which this one still begins.  The rules
+    change the length of both, so `before` and `after` are shares of different wholes: a smaller one need not be worse.
     """
 
     def action() -> output.Result:
-        tried = _try(_read_requests(file), _rules(config), _chat_template(config))
-        return output.Result({"requests": [_test_data(one) for one in tried]}, _test_text(tried))
+        from kvstack.prompt.trial import try_requests, unmatched_rules  # noqa: PLC0415 - only when the verb runs
+        from kvstack.terminal import rules_trial  # noqa: PLC0415
+
+        rules = _rules(config)
+        tried = try_requests(_read_requests(file), rules, _chat_template(config))
+        unmatched = unmatched_rules(rules, tried)
+        return output.Result(rules_trial.data(tried, unmatched), rules_trial.text(tried, unmatched))
 
     output.deliver("rules test", as_json, action)
 
@@ -188,7 +215,14 @@ def _chat_template(config: str | None) -> str | None:
     return shape.chat_template or DEFAULT_TEMPLATE
 
 
-def _list_text(lines: Sequence[Mapping[str, Any]], where: str) -> str:
+def _clients_without_rules(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The known clients that none of the listed rules is for."""
+    from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
+
+    return inspecting.clients_without_rules({str(line.get("client")) for line in lines}, _rules(None))
+
+
+def _list_text(lines: Sequence[Mapping[str, Any]], clients: Sequence[str], where: str) -> str:
     out = []
     for line in lines:
         state = "on " if line["active"] else "off"
@@ -197,20 +231,24 @@ def _list_text(lines: Sequence[Mapping[str, Any]], where: str) -> str:
             facts.append(line["switch"])
         if line["hits"] is not None and line["active"]:
             facts.append(f"acted {line['hits']:,} times")
-        out.append(one_line(f"{state}  {line['name']}  ({', '.join(facts)})"))
-        out += textwrap.wrap(one_line(line["summary"]), WIDTH, initial_indent="     ", subsequent_indent="     ")
+        out += _wrapped(f"{state}  {line['name']}  ({', '.join(facts)})", "")
+        out += _wrapped(f"{line['summary']}  {line.get('effect', '')}".strip(), "     ")
+    for client in clients:
+        out += _wrapped(f"-    {client}  (nothing to do)", "")
+        out += _wrapped("A known client that needs no rule of its own; those for any client apply to it.", "     ")
     active = sum(line["active"] for line in lines)
     return "\n".join([*out, "", f"{plural(len(lines), 'rule')}, {active} on{where}"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """A request after the rules; the ratios compare it with the one before it."""
-
-    captured: Recorded
-    stripped: Stripped
-    before_ratio: float | None
-    after_ratio: float | None
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        one_line(text),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent="     ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _read_requests(file: Path) -> list[Recorded]:
@@ -229,101 +267,3 @@ def _read_requests(file: Path) -> list[Recorded]:
     if not found:
         raise UsageError(f"{file} holds no request", "", "Record some: `kvstack capture FILE`.")
     return found
-
-
-def _try(requests: Sequence[Recorded], rules: RuleSet, chat_template: str | None) -> list[_Tried]:
-    from kvstack.prompt.conversation import ConversationMemory  # noqa: PLC0415 - only when the verb runs
-    from kvstack.prompt.rendering import common_prefix, render  # noqa: PLC0415
-    from kvstack.prompt.rules import apply_rules  # noqa: PLC0415
-
-    memory = ConversationMemory()
-    tried: list[_Tried] = []
-    former = None
-    for request in requests:
-        body, path = request.body.encode(), request.endpoint
-        stripped = apply_rules(body, path, rules, memory, request.headers, chat_template)
-        rendered = render(body, path), render(stripped.body, path)
-        ratios: tuple[float | None, float | None] = (None, None)
-        if former is not None and stripped.side is None:
-            ratios = common_prefix(former[0], rendered[0]).kept_ratio, common_prefix(former[1], rendered[1]).kept_ratio
-        if stripped.side is None:
-            former = rendered
-        tried.append(_Tried(request, stripped, *ratios))
-    return tried
-
-
-def _test_data(one: _Tried) -> dict[str, Any]:
-    from kvstack.prompt.inspecting import show_edits  # noqa: PLC0415 - only when the verb runs
-
-    stripped = one.stripped
-    return {
-        "path": one.captured.endpoint,
-        "api": stripped.api,
-        "client": stripped.client,
-        "conversation": stripped.conversation,
-        "side": stripped.side,
-        "items": stripped.items,
-        "stripped": {
-            "ts_removed": stripped.ts_removed,
-            "msg_ids_removed": stripped.msg_ids_removed,
-            "items_modified": stripped.items_modified,
-        },
-        "hits": [asdict(hit) for hit in stripped.hits],
-        "edits": [asdict(shown) for shown in show_edits(one.captured.body.encode(), stripped)],
-        "common_prefix_ratio": {"before": one.before_ratio, "after": one.after_ratio},
-        "warnings": list(stripped.warnings),
-    }
-
-
-def _test_text(tried: Sequence[_Tried]) -> Callable[[Console], RenderableType]:
-    def draw(_: Console) -> RenderableType:
-        from rich.text import Text  # noqa: PLC0415 - only when the verb runs
-
-        from kvstack.prompt.inspecting import show_edits  # noqa: PLC0415
-
-        text = Text()
-        for number, one in enumerate(tried, start=1):
-            text.append(f"{number}. {_headline(one)}\n", style="bold")
-            for shown in show_edits(one.captured.body.encode(), one.stripped):
-                text.append(f"   @{shown.start:,} ", style="dim")
-                text.append(_plain(shown.before[-20:]), style="dim")
-                if shown.removed:
-                    text.append(f"[-{_plain(shown.removed)}-]", style="red")
-                if shown.inserted:
-                    text.append(f"{{+{_plain(shown.inserted)}+}}", style="green")
-                text.append(_plain(shown.after[:20]) + "\n", style="dim")
-            for warning in one.stripped.warnings:
-                text.append(f"   {warning}\n", style="yellow")
-        text.append(f"{plural(len(tried), 'request')}, {plural(sum(len(one.stripped.edits) for one in tried), 'edit')}")
-        return text
-
-    return draw
-
-
-def _headline(one: _Tried) -> str:
-    stripped = one.stripped
-    words = [one.captured.endpoint, stripped.client or "unknown client"]
-    if any(hit.rule == "raw-prompt" for hit in stripped.hits):
-        words.append(
-            "a raw prompt, not split into turns: its model's chat template is not known, or has no role markers"
-        )
-    if _is_empty(one):
-        words.append("no prompt in it")
-    if stripped.side:
-        words.append(f"{stripped.side} request")
-    words.append(plural(len(stripped.edits), "edit"))
-    if one.before_ratio is not None and one.after_ratio is not None:
-        words.append(f"common prefix {one.before_ratio:.3f} -> {one.after_ratio:.3f}")
-    return " | ".join(words)
-
-
-def _is_empty(one: _Tried) -> bool:
-    from kvstack.prompt.rendering import render  # noqa: PLC0415 - only when the verb runs
-
-    return not render(one.captured.body.encode(), one.captured.endpoint)
-
-
-def _plain(text: str) -> str:
-    """A piece of a body, shortened, without what would move the cursor."""
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return shown if len(shown) <= 200 else f"{shown[:140]} ... {shown[-40:]}"

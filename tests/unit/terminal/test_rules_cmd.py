@@ -62,6 +62,7 @@ def test_list_without_a_stack(capsys: pytest.CaptureFixture[str]) -> None:
         "switch": "strip_timestamps",
         "summary": rules["openclaw.timestamps"]["summary"],
         "digest": rules["openclaw.timestamps"]["digest"],
+        "effect": "It is dropped.",
         "hits": None,
     }
 
@@ -79,6 +80,79 @@ def test_list_of_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "off  openclaw.timestamps" in text
     assert "off  pi.date" in text
     assert "on   mine  (user head, drop, for any, from config)" in text
+
+
+def test_list_of_what_is_no_rule_of_a_pack(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is counted like a rule can be looked up, and so can clients for which there is nothing to do."""
+    assert run("rules", "list", "--json") == 0
+    data = envelope(capsys)["data"]
+    assert data["clients_without_rules"] == ["cline", "codex"]
+    built_in = {rule["name"]: (rule["action"], rule["active"]) for rule in data["rules"] if rule["origin"] == "kvstack"}
+    assert built_in == {"cache-prompt": ("constant", True), "raw-prompt": ("observe", True)}
+    assert run("rules", "list") == 0
+    text = capsys.readouterr().out
+    assert "\n-    codex  (nothing to do)\n" in text
+    assert "\non   raw-prompt  (prompt, observe, for any, from kvstack)\n" in text
+    assert max(map(len, text.splitlines())) < 80
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        ("place", "It stays where it first stood, and comes back when its turn is history."),
+        ("drop", "It is dropped, as long as no earlier one stands that says something else."),
+        ("sticky", "It becomes the end of the user text that it follows, and stays there."),
+        ("observe", "Nothing is changed; it is only counted."),
+    ],
+)
+def test_a_description_fits_the_action_in_force(
+    action: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A packed rule whose action the user changed is described by the new one, and not by the old one."""
+    config = tmp_path / "kv.toml"
+    config.write_text(
+        '[server]\nurl = "http://127.0.0.1:9"\n[[rules.add]]\nname = "openclaw.carrier"\n'
+        f"action = {json.dumps(action)}\n",
+        "utf-8",
+    )
+    assert run("rules", "list", str(config), "--json") == 0
+    (rule,) = [rule for rule in envelope(capsys)["data"]["rules"] if rule["name"] == "openclaw.carrier"]
+    assert rule["effect"] == says
+    assert "stay" not in rule["summary"]
+    assert "drop" not in rule["summary"]
+
+
+def test_the_effect_of_each_action(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each action of a system text is said in words of its own, with what goes with it."""
+    actions = {
+        "drop": 'action = "drop"',
+        "constant": 'action = "constant"\nconstant = "x"',
+        "freeze": 'action = "freeze"',
+        "told": 'action = "freeze"\nannounce = true\ntext = "{value}"',
+        "coarsen": 'action = "coarsen"',
+        "tail": 'action = "tail"',
+        "sticky": 'action = "sticky"',
+        "keys": 'action = "sticky"\nkeys = ["a", "b"]',
+    }
+    config = tmp_path / "kv.toml"
+    rules = "".join(
+        f'[[rules.add]]\nname = "mine.{name}"\nwhere = "system"\npattern = "x: {{json}}"\n{keys}\n'
+        for name, keys in actions.items()
+    )
+    config.write_text('[server]\nurl = "http://127.0.0.1:9"\n' + rules, "utf-8")
+    assert run("rules", "list", str(config), "--json") == 0
+    found = {rule["name"].removeprefix("mine."): rule["effect"] for rule in envelope(capsys)["data"]["rules"]}
+    assert {name: found[name] for name in actions} == {
+        "drop": "It is dropped.",
+        "constant": "The text 'x' always stands in its place.",
+        "freeze": "The first value of each conversation is repeated.",
+        "told": "The first value of each conversation is repeated; the model is told once of each other one, behind "
+        "the newest user text.",
+        "coarsen": "A clock is shortened to its day.",
+        "tail": "It moves to the end of the newest user text, as long as that turn is the newest.",
+        "sticky": "It moves to the end of the newest user text and stays there.",
+        "keys": "Its keys a, b move to the end of the newest user text and stay there.",
+    }
 
 
 @pytest.mark.parametrize(
@@ -158,8 +232,106 @@ def test_a_captured_conversation(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "[Wed 2026-02-18 20:48 UTC] ",
         ',\\n  \\"message_id\\": \\"1\\"',
     }
+    assert second["compared_with"] == 1
+    assert second["common_prefix"]["before"]["differs"]["cause"] == "counter"
+    assert second["common_prefix"]["after"]["differs"] is None
+    assert second["new_conversation"] is None
+    assert [edit["rules"] for edit in first["edits"]] == [["openclaw.system-ids"], ["openclaw.timestamps"]]
+    assert {hit["rule"]: hit["edits"] for hit in first["hits"]} == {
+        "openclaw.system-ids": [0],
+        "openclaw.timestamps": [1],
+    }
     assert run("rules", "test", str(file)) == 0
-    assert "[-[Wed 2026-02-18 20:48 UTC] -]" in capsys.readouterr().out
+    assert capsys.readouterr().out == CAPTURED
+
+
+CAPTURED = r"""1. /v1/chat/completions | openclaw | first of its conversation (c1) | 2 edits
+   @110 openclaw.system-ids
+     aw.inbound_meta.v1\"[-,\n  \"message_id\": \"1\"-]\n}\n```\n"}, {"role
+   @179 openclaw.timestamps
+     "user", "content": "[-[Wed 2026-02-18 20:48 UTC] -]hi"}]}
+2. /v1/chat/completions | openclaw | conversation c1 | 3 edits
+   evaluated anew after request 1: 73 of 150 -> 7 of 75 characters
+   without the rules they part: a number changed in messages[0].content @77
+     [-1-]{+2+}
+   with the rules it begins with all of request 1
+   @110 openclaw.system-ids
+     aw.inbound_meta.v1\"[-,\n  \"message_id\": \"2\"-]\n}\n```\n"}, {"role
+   @282 openclaw.timestamps
+     "user", "content": "[-[Wed 2026-02-18 20:48 UTC] -]hi"}]}
+   1 edit as in request 1: openclaw.timestamps 1
+
+2 requests, 5 edits; evaluated anew in 1 of them: 73 -> 7 characters
+edits by rule: openclaw.timestamps 3, openclaw.system-ids 2
+"""
+
+
+def test_rules_that_match_and_do_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A frozen clock beside a changing id: it matched, the id is what makes each request a new conversation."""
+    config, file = tmp_path / "kv.toml", tmp_path / "captured.jsonl"
+    config.write_text(
+        '[server]\nurl = "http://127.0.0.1:9"\n'
+        '[[rules.add]]\nname = "mine.clock"\nwhere = "system"\naction = "freeze"\n'
+        'pattern = "Current time: [[{date} {time}]]"\n'
+        '[[rules.add]]\nname = "mine.build"\nwhere = "system"\naction = "drop"\npattern = "Request: {line}"\n',
+        "utf-8",
+    )
+    turns: list[dict[str, str]] = []
+    lines = []
+    for n, uuid in enumerate(("0e7c9a52-6c1f-4a1e-9b7e-3f0a51c2d8e4", "b1946ac9-2492-4d23-8f4c-6d2f5e8a7c10")):
+        system = f"You help with plants.\nRequest id {uuid}\nCurrent time: 2026-02-18 20:48\nAnswer in one sentence."
+        turns = [*turns, {"role": "user", "content": f"question {n}"}]
+        lines.append(json.dumps({"messages": [{"role": "system", "content": system}, *turns]}))
+        turns = [*turns, {"role": "assistant", "content": f"answer {n}"}]
+    file.write_text("\n".join(lines), "utf-8")
+    assert run("rules", "test", str(file), "--config", str(config), "--json") == 0
+    data = envelope(capsys)["data"]
+    first, second = data["requests"]
+    why = "first value of a new conversation, kept for its next requests"
+    place = {"rule": "mine.clock", "path": "messages[0].content", "action": "freeze"}
+    assert first["idle"] == second["idle"] == [place | {"why": why}]
+    assert first["new_conversation"] == {"like_request": None, "why": None, "differs": None}
+    assert second["new_conversation"] == {
+        "like_request": 1,
+        "why": "the system text differs @33 (id) in messages[0].content",
+        "differs": {"path": "messages[0].content", "offset": 33, "cause": "id"},
+    }
+    assert data["unmatched"] == [{"rule": "mine.build", "active": True, "origin": "config", "begins_in": None}]
+    assert run("rules", "test", str(file), "--config", str(config)) == 0
+    assert capsys.readouterr().out == IDLE
+
+
+IDLE = r"""1. /v1/chat/completions | unknown client | first of its conversation (c1) | 0
+   edits
+   mine.clock matched, no edit: first value of a new conversation, kept for its
+     next requests (freeze, messages[0].content)
+2. /v1/chat/completions | unknown client | another conversation (c2) | 0 edits
+   taken as a new conversation, though like request 1: the system text differs
+     @33 (id) in messages[0].content
+   evaluated anew after request 1: 123 of 156 -> 123 of 156 characters
+   without the rules and with them they part: an id changed in
+     messages[0].content @33
+     [-0e7c9a52-6c1f-4a1e-9 ... 0a51c2d8e4-]{+b1946ac9-2492-4d23-8 ... 2f5e8a7c
+     10+}
+   mine.clock matched, no edit: first value of a new conversation, kept for its
+     next requests (freeze, messages[0].content)
+
+2 requests, 0 edits; evaluated anew in 1 of them: 123 -> 123 characters
+matched, but never an edit: mine.clock 2
+1 request taken as a new conversation, though like an earlier one: what was
+     frozen or placed before does not apply there.  A conversation is known by
+     its texts, without what rules take out, freeze or make constant; if what
+     differs does not matter, a rule for it keeps the conversation together.
+never matched: mine.build of the config (system, drop)
+"""
+
+
+def test_help_says_what_the_figures_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Offsets, marks of an edit and the ratio are explained where one looks for them."""
+    assert run("rules", "test", "--help") == 0
+    text = capsys.readouterr().out
+    for said in ("@10,296", "[-...-]", "{+...+}", "common_prefix_ratio", "Evaluated anew"):
+        assert said in text
 
 
 @pytest.mark.parametrize(

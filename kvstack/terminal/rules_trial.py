@@ -1,0 +1,312 @@
+"""
+How `kvstack rules test` shows what rules did to captured requests: for programs, and for a person.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kvstack.prompt.divergence import Divergence
+from kvstack.prompt.inspecting import Shown
+from kvstack.prompt.stripping import UNSPLIT
+from kvstack.prompt.trial import Compared, Prefix, Tried, Unmatched
+from kvstack.terminal.figures import one_line, plural
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+__all__ = ["data", "text"]
+
+WIDTH = 79
+
+_AROUND = 20
+_INDENT = "     "
+
+# A piece of a line, and its style.
+Piece = tuple[str, str]
+
+
+def data(tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> dict[str, Any]:
+    """
+    What the rules did, for the envelope.
+    """
+    return {
+        "requests": [_request(one) for one in tried],
+        "unmatched": [
+            {
+                "rule": one.rule.name,
+                "active": one.rule.active,
+                "origin": one.rule.origin,
+                "begins_in": None
+                if one.request is None
+                else {"request": one.request, "path": one.path, "inside_line": one.inside_line},
+            }
+            for one in unmatched
+        ],
+    }
+
+
+def _request(one: Tried) -> dict[str, Any]:
+    stripped, compared, new = one.stripped, one.compared, one.new
+    parting = new.parting if new is not None else None
+    return {
+        "number": one.number,
+        "path": one.recorded.endpoint,
+        "api": stripped.api,
+        "client": stripped.client,
+        "conversation": stripped.conversation,
+        "new_conversation": None
+        if new is None
+        else {
+            "like_request": new.like,
+            "why": None if parting is None else str(parting),
+            "differs": {"path": parting.path, "offset": parting.offset, "cause": parting.cause or None}
+            if parting is not None and parting.path
+            else None,
+        },
+        "side": stripped.side,
+        "items": stripped.items,
+        "stripped": {
+            "ts_removed": stripped.ts_removed,
+            "msg_ids_removed": stripped.msg_ids_removed,
+            "items_modified": stripped.items_modified,
+        },
+        "hits": [asdict(hit) | {"edits": one.edits_of(hit)} for hit in stripped.hits],
+        "idle": [asdict(idle) for idle in stripped.idle],
+        "edits": [asdict(shown) for shown in one.edits],
+        "compared_with": compared.number if compared is not None else None,
+        "common_prefix_ratio": {
+            "before": compared.before.common.kept_ratio if compared is not None else None,
+            "after": compared.after.common.kept_ratio if compared is not None else None,
+        },
+        "common_prefix": None
+        if compared is None
+        else {"before": _prefix(compared.before), "after": _prefix(compared.after)},
+        "warnings": list(stripped.warnings),
+    }
+
+
+def _prefix(prefix: Prefix) -> dict[str, Any]:
+    return asdict(prefix.common) | {
+        "evaluated_anew": prefix.anew,
+        "differs": asdict(prefix.parts) if prefix.parts is not None else None,
+    }
+
+
+def text(tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> Callable[[Console], RenderableType]:
+    """
+    What the rules did, for a person: it fits into 80 columns, and needs no colour.
+    """
+
+    def draw(_: Console) -> RenderableType:
+        from rich.text import Text  # noqa: PLC0415 - only when there is something to draw
+
+        out = Text()
+        conversations: set[str | None] = set()
+        for one in tried:
+            _draw_request(out, one, first=not conversations)
+            if one.new is not None:
+                conversations.add(one.stripped.conversation)
+        _draw_summary(out, tried, unmatched)
+        out.rstrip()
+        return out
+
+    return draw
+
+
+def _draw_request(out: Text, one: Tried, *, first: bool) -> None:
+    stripped = one.stripped
+    words = [one.recorded.endpoint, stripped.client or "unknown client"]
+    if one.empty:
+        words.append("no prompt in it")
+    words.append(_belongs(one, first=first))
+    words.append(plural(len(one.edits), "edit"))
+    _say(out, f"{one.number}. {' | '.join(word for word in words if word)}", "bold", indent="", hang="   ")
+    if any(hit.rule == UNSPLIT for hit in stripped.hits):
+        _say(
+            out,
+            f"{UNSPLIT}: not split into turns: its model's chat template is not known, or has no role markers; "
+            "no rule can act in it",
+            "yellow",
+        )
+    if one.new is not None and one.new.like is not None:
+        _say(out, f"taken as a new conversation, though like request {one.new.like}: {one.new.parting}", "yellow")
+    if one.compared is not None:
+        _draw_compared(out, one.compared)
+    for line in _idle(one):
+        _say(out, line)
+    for number, shown in enumerate(one.edits):
+        if number not in one.same:
+            _draw_edit(out, shown)
+    if one.same and one.compared is not None:
+        counts = Counter(name for number in one.same for name in one.edits[number].rules)
+        _say(out, f"{plural(len(one.same), 'edit')} as in request {one.compared.number}: {_counted(counts)}", "dim")
+    for warning in stripped.warnings:
+        _say(out, warning, "yellow")
+
+
+def _belongs(one: Tried, *, first: bool) -> str:
+    """
+    Say to which conversation a request belongs.
+    """
+    name = one.stripped.conversation
+    if one.stripped.side:
+        return f"{one.stripped.side} request"
+    if one.empty or name is None:
+        return ""
+    if one.new is None:
+        return f"conversation {name}"
+    return f"first of its conversation ({name})" if first else f"another conversation ({name})"
+
+
+def _draw_compared(out: Text, compared: Compared) -> None:
+    before, after = compared.before, compared.after
+    _say(
+        out,
+        f"evaluated anew after request {compared.number}: {before.anew:,} of {before.common.current:,} -> "
+        f"{after.anew:,} of {after.common.current:,} characters",
+    )
+    if before.parts is None and after.parts is None:
+        _say(out, f"it begins with all of request {compared.number}, without the rules and with them")
+        return
+    pairs = [("without the rules", before), ("with the rules", after)]
+    if before.parts == after.parts:
+        pairs = [("without the rules and with them", after)]
+    for label, prefix in pairs:
+        if prefix.parts is None:
+            _say(out, f"{label} it begins with all of request {compared.number}")
+        else:
+            _say(out, f"{label} they part: {prefix.parts}")
+            _draw_difference(out, prefix.parts)
+
+
+def _draw_difference(out: Text, parts: Divergence) -> None:
+    if parts.old or parts.new:
+        _lay_out(out, [*_change(_shortened(parts.old, 30), _shortened(parts.new, 30))])
+
+
+def _draw_edit(out: Text, shown: Shown) -> None:
+    names = list(dict.fromkeys(shown.rules))
+    _say(out, f"@{shown.start:,} {', '.join(names)}")
+    _lay_out(
+        out,
+        [
+            (_plain(shown.before[-_AROUND:]), "dim"),
+            *_change(_shortened(shown.removed, 100), _shortened(shown.inserted, 100)),
+            (_plain(shown.after[:_AROUND]), "dim"),
+        ],
+    )
+
+
+def _change(removed: str, inserted: str) -> Iterable[Piece]:
+    if removed:
+        yield f"[-{removed}-]", "red"
+    if inserted:
+        yield f"{{+{inserted}+}}", "green"
+
+
+def _idle(one: Tried) -> list[str]:
+    """
+    Say which rules matched and changed nothing, those of one kind together.
+    """
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for idle in one.stripped.idle:
+        places.setdefault((idle.rule, idle.action, idle.why), []).append(idle.path)
+    return [
+        f"{rule} matched, no edit: {why} ({action}, {paths[0] if len(paths) == 1 else plural(len(paths), 'place')})"
+        for (rule, action, why), paths in places.items()
+    ]
+
+
+def _draw_summary(out: Text, tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> None:
+    out.append("\n" if tried else "")
+    line = f"{plural(len(tried), 'request')}, {plural(sum(len(one.edits) for one in tried), 'edit')}"
+    compared = [one.compared for one in tried if one.compared is not None]
+    if compared:
+        before, after = sum(one.before.anew for one in compared), sum(one.after.anew for one in compared)
+        line += f"; evaluated anew in {len(compared)} of them: {before:,} -> {after:,} characters"
+    _say(out, line, indent="")
+    acted = Counter(name for one in tried for shown in one.edits for name in shown.rules)
+    if acted:
+        _say(out, f"edits by rule: {_counted(acted)}", indent="")
+    idle = Counter(idle.rule for one in tried for idle in one.stripped.idle)
+    only_idle = Counter({name: n for name, n in idle.items() if name not in acted})
+    if only_idle:
+        _say(out, f"matched, but never an edit: {_counted(only_idle)}", indent="")
+    split = [one for one in tried if one.new is not None and one.new.parting is not None and one.new.parting.path]
+    if split:
+        _say(
+            out,
+            f"{plural(len(split), 'request')} taken as a new conversation, though like an earlier one: what was frozen "
+            "or placed before does not apply there.  A conversation is known by its texts, without what rules take "
+            "out, freeze or make constant; if what differs does not matter, a rule for it keeps the conversation "
+            "together.",
+            "yellow",
+            indent="",
+        )
+    for one in unmatched:
+        _say(out, _never(one), "yellow", indent="")
+
+
+def _never(one: Unmatched) -> str:
+    rule = one.rule
+    if not rule.active:
+        return f"never matched: {rule.name} of the config, for it is off"
+    said = f"never matched: {rule.name} of the config ({rule.spec.where}, {rule.spec.action})"
+    if one.request is None:
+        return said
+    where = f"in {one.path} of request {one.request}"
+    if one.inside_line:
+        return f'{said}; it would match {where}, inside a line, with `at = "any"`'
+    return f"{said}; its beginning, {_shortened(one.head, 30)!r}, stands {where}, but the rest or the place is another"
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _say(out: Text, line: str, style: str = "", *, indent: str = "   ", hang: str = _INDENT) -> None:
+    """
+    Add a line of words, folded between them.
+    """
+    for row in textwrap.wrap(
+        one_line(line),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
+        out.append(row + "\n", style=style)
+
+
+def _lay_out(out: Text, pieces: Iterable[Piece]) -> None:
+    """
+    Add pieces of a body, folded wherever the line ends.
+    """
+    out.append(_INDENT)
+    room = WIDTH - len(_INDENT)
+    for piece, style in pieces:
+        rest = piece
+        while rest:
+            if not room:
+                out.append(f"\n{_INDENT}")
+                room = WIDTH - len(_INDENT)
+            out.append(rest[:room], style=style)
+            rest, room = rest[room:], max(0, room - len(rest))
+    out.append("\n")
+
+
+def _shortened(words: str, most: int) -> str:
+    shown = _plain(words)
+    return shown if len(shown) <= most else f"{shown[: most - most // 3]} ... {shown[-most // 3 :]}"
+
+
+def _plain(words: str) -> str:
+    """A piece of a body without what would move the cursor."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
