@@ -173,12 +173,17 @@ def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
     if row.divergence is not None and _begins(row):
         yield (
             "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
-            f" {row.divergence}."
+            f" {row.divergence}{_behind(row)}."
         )
     elif row.divergence is not None:
-        yield f"It differs from the former request: {row.divergence}."
+        yield f"It differs from the former request: {row.divergence}{_behind(row)}."
     elif before is not None:
         yield "Nothing: it only adds to the former request."
+
+
+def _behind(row: RequestRow) -> str:
+    kinds = " and ".join(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in row.divergence_behind)
+    return f", and {kinds} behind it" if kinds else ""
 
 
 def _server(row: RequestRow, slots: int | None) -> Iterator[str]:

@@ -48,6 +48,16 @@ def test_a_clock_in_the_system_prompt() -> None:
     assert "`freeze`" in part(found, "What to do")
 
 
+def test_what_changed_behind_the_first_difference() -> None:
+    """To mend the first difference alone would not help: what else changed is told."""
+    story = Story()
+    story.turn(2941, 0)
+    number = story.ask(items=4, divergence="id in messages[0].content @50", behind=("clock",))
+    client = part(told(story, number), "What the client changed")
+    assert client == "It differs from the former request: id in messages[0].content @50, and a clock behind it."
+    assert story.snapshot.to_dict()["requests"][-1]["divergence_behind"] == ["clock"]
+
+
 def test_an_id_at_the_very_front() -> None:
     """The id is to blame, and no warm-up is offered against it."""
     story = Story()
