@@ -86,9 +86,13 @@ async def test_a_connection_that_is_reset_is_told_in_words(begun: bool) -> None:
 
     async with run_stub(die) as stub:
         upstream = Upstream(f"http://127.0.0.1:{stub.port}")
-        with pytest.raises(UpstreamError) as caught:
+
+        async def ask() -> None:
             async with upstream.open("POST", b"/v1/chat/completions", [], b"{}") as stream:
                 assert begun
                 assert [piece async for piece in stream.pieces()] == [b"half"]
+
+        with pytest.raises(UpstreamError) as caught:
+            await ask()
         await upstream.close()
     assert str(caught.value) == "the connection broke before the answer was whole"
