@@ -12,7 +12,7 @@ from typing import Any
 
 from kvstack.core.views import RequestRow, TaskView
 
-__all__ = ["Explanation", "Part", "explain"]
+__all__ = ["Explanation", "Part", "advice", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +294,13 @@ def _waiting(row: RequestRow) -> Iterator[str]:
     else:
         more = f"; its first token after {first}" if first is not None else ""
         yield f"The answer came after {whole} in one piece (not streamed){more}."
+
+
+def advice(row: RequestRow) -> tuple[str, ...]:
+    """
+    What to do about one request, in sentences; none where all is well.
+    """
+    return tuple(_advice(row, "`kvstack logs`"))
 
 
 def _advice(row: RequestRow, log: str) -> Iterator[str]:
