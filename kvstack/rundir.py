@@ -3,6 +3,7 @@ One stack's files: run file, lock and raw log in the state directory; what may b
 
 ```
 <state>/kvstack/NAME/run.json    who runs, where, and the token that acts on it (mode 0600)
+<state>/kvstack/NAME/ended.json  the error that ended the last run, until the next one begins
 <state>/kvstack/NAME/lock        held for the life of the stack
 <state>/kvstack/NAME/server.log  the llama-server's output as it came, and server.log.1, .2, ... before it
 <cache>/kvstack/                 assembled models, prefix snapshots, probed binaries
@@ -27,7 +28,7 @@ import platformdirs
 
 from kvstack.errors import AlreadyRunning, KvstackError
 
-__all__ = ["RawLog", "RunDir", "RunFile", "cache_dir", "names", "names_with_log", "new_token", "state_dir"]
+__all__ = ["LastEnd", "RawLog", "RunDir", "RunFile", "cache_dir", "names", "names_with_log", "new_token", "state_dir"]
 
 LOG_BYTES = 16 * 1024 * 1024
 LOG_FILES_KEPT = 3
@@ -128,6 +129,24 @@ class RunFile:
             return None
 
 
+@dataclass(frozen=True, slots=True)
+class LastEnd:
+    """
+    The error that ended a run.
+
+    Attributes:
+        time_s: When, in seconds since the epoch.
+        what: What happened.
+        fact: What shows it.
+        next_step: What to do.
+    """
+
+    time_s: float
+    what: str
+    fact: str
+    next_step: str
+
+
 class RunDir:
     """
     The directory of one stack, by name.
@@ -138,6 +157,7 @@ class RunDir:
         self.path = state_dir() / name
         self.log_path = self.path / "server.log"
         self._run_path = self.path / "run.json"
+        self._end_path = self.path / "ended.json"
         self._lock = filelock.FileLock(self.path / "lock", blocking=False)
 
     def lock(self) -> None:
@@ -213,6 +233,27 @@ class RunDir:
         Remove the run file: the stack ended in order.
         """
         self._run_path.unlink(missing_ok=True)
+
+    def note_end(self, end: LastEnd | None) -> None:
+        """
+        Keep how the run ended, if that was against its will, until the next one begins.
+        """
+        with contextlib.suppress(OSError):  # it is only for the doctor
+            if end is None:
+                self._end_path.unlink(missing_ok=True)
+            else:
+                self._end_path.write_text(json.dumps(asdict(end)), encoding="utf-8")
+
+    def last_end(self) -> LastEnd | None:
+        """
+        How the last run ended, if that was against its will.
+        """
+        try:
+            data: Any = json.loads(self._end_path.read_text(encoding="utf-8"))
+            end = LastEnd(float(data["time_s"]), *(str(data[key]) for key in ("what", "fact", "next_step")))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return end
 
 
 def names() -> list[str]:

@@ -45,7 +45,7 @@ from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
 from kvstack.proxy.serve import ProxyServer
-from kvstack.rundir import RawLog, RunDir, RunFile, new_token
+from kvstack.rundir import LastEnd, RawLog, RunDir, RunFile, new_token
 from kvstack.snapshotting import PrefixSnapshots
 from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
 from kvstack.verifying import Verifier
@@ -171,6 +171,7 @@ class Stack:
         """
         config = self._plan.config
         self._run_dir.lock()
+        self._run_dir.note_end(None)
         try:
             await self._clear_the_way()
             listener = self._listener = self._bind()
@@ -195,7 +196,10 @@ class Stack:
                     # Here and not by the group: after an error that would cancel it in the middle of its own end.
                     await asyncio.wait({serving}, timeout=CLOSE_S)
         except BaseExceptionGroup as group_error:
-            raise _the_one(group_error) from None
+            error = _the_one(group_error)
+            if isinstance(error, KvstackError):
+                self._run_dir.note_end(LastEnd(time.time(), error.what, error.fact, error.next_step))
+            raise error from None
         finally:
             await self._upstream.close()
             if self._listener is not None:

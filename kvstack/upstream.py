@@ -236,8 +236,21 @@ class Upstream:
         return request
 
 
+_WORDS: tuple[tuple[type[Exception], str], ...] = (
+    (httpx.ConnectTimeout, "nobody took the connection in time"),
+    (httpx.TimeoutException, "no answer came in time"),
+    (httpx.ConnectError, "nobody takes the connection"),
+    (httpx.ReadError, "the connection broke before the answer was whole"),
+    (httpx.WriteError, "the connection broke before the request was sent"),
+    (httpx.NetworkError, "the connection broke"),
+    (httpx.ProtocolError, "the answer is no HTTP, or breaks off"),
+)
+"""What the library's errors mean that have no words of their own, the special before the general."""
+
+
 def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    words = next((text for kind, text in _WORDS if isinstance(error, kind)), "the exchange failed")
+    return str(error) or words
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

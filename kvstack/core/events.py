@@ -148,6 +148,8 @@ class RequestReceived:
     divergence: str | None = None
     """Where and how this request left its conversation's former one, in a few words; None if it extends it.  Of one
     that begins a conversation: how its system text and tools differ from the most similar recent ones."""
+    divergence_behind: tuple[str, ...] = ()
+    """Other kinds of values that changed in the same text behind it, for example `clock`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvstack.core.views import RequestRow, TaskView
 
-__all__ = ["Explanation", "Part", "explain"]
+__all__ = ["Explanation", "Part", "advice", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def explain(
         Part("The request", tuple(_request(row, before))),
         Part("What went wrong", tuple(_failure(row))),
         Part("What the client changed", tuple(_client(row, before))),
-        Part("What the server did", tuple(_server(row, slots))),
+        Part("What the server did", (*_restart(row, before), *_server(row, slots))),
         Part("What it cost", tuple(_cost(row, prefill_tokens_per_s))),
         Part("What to do", tuple(_advice(row, "its own log" if attached else "`kvstack logs`"))),
     )
@@ -173,12 +173,26 @@ def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
     if row.divergence is not None and _begins(row):
         yield (
             "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
-            f" {row.divergence}."
+            f" {row.divergence}{_behind(row)}."
         )
     elif row.divergence is not None:
-        yield f"It differs from the former request: {row.divergence}."
+        yield f"It differs from the former request: {row.divergence}{_behind(row)}."
     elif before is not None:
         yield "Nothing: it only adds to the former request."
+
+
+def _behind(row: RequestRow) -> str:
+    kinds = " and ".join(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in row.divergence_behind)
+    return f", and {kinds} behind it" if kinds else ""
+
+
+def _restart(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
+    if row.verdict == "FAILED":
+        return
+    if before is not None and before.run < row.run:
+        yield f"The llama-server was started anew after request {before.id}, and its cache was empty then."
+    elif row.cause == "the server was restarted":
+        yield "The llama-server was started anew, and its cache was empty then."
 
 
 def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
@@ -213,22 +227,25 @@ def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
 
 
 def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]:
-    held = ""
+    held, more = "", "; that did not begin enough like this prompt"
     if task.holder_is_warmup:
         warm = f" of {_tokens(row.warm_tokens)}" if row.warm_tokens else ""
         held = f", which held the warm-up's prefix{warm}"
     elif task.holder_request is not None:
         held = f", which held request {task.holder_request}"
+    elif task.how == "lru" and task.holder_prompt_tokens is None:
+        held, more = ", which held nothing", ""
     match task.how:
         case "lcp" | "lcs":
             said = f" (sim_best {task.similarity_ratio:.3f})" if task.similarity_ratio is not None else ""
             yield f"It chose slot {task.slot}{held}, because that begins most like this prompt{said}."
         case "lru":
             if slots == 1:
-                yield f"It took slot {task.slot}, its only one{held}; that did not begin enough like this prompt."
+                yield f"It took slot {task.slot}, its only one{held}{more}."
             else:
                 oldest = ", unused for longest" if slots is not None else ""
-                yield f"No slot began enough like this prompt; it took slot {task.slot}{held}{oldest}."
+                alike = "No slot began enough like this prompt; it took" if more else "It took"
+                yield f"{alike} slot {task.slot}{held}{oldest if more else ''}."
         case "id":
             yield f"It took slot {task.slot}{held}, as the client asked."
         case _:
@@ -248,8 +265,13 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
             yield f"{_tokens(row.lost_tokens)} were evaluated{spent}."
             if row.warm_tokens is None:
                 yield "A warm-up does that beforehand for what requests share."
+        elif row.verdict == "PARTIAL" and _begins(row):
+            # It shares a prefix with others at best: how long that could be nobody knows exactly.
+            yield f"Up to {_tokens(row.lost_tokens)} were evaluated that could have been cached{spent}."
         else:
             yield f"{_tokens(row.lost_tokens)} were evaluated that could have been cached{spent}."
+    elif row.verdict == "PARTIAL" and row.evaluated_tokens:
+        yield "As far as is known, none of what was evaluated had been in the cache."
     yield from _waiting(row)
     if row.saved_s and row.cached_tokens:
         rate = row.cached_tokens / row.saved_s  # as it was when the request was over
@@ -272,6 +294,13 @@ def _waiting(row: RequestRow) -> Iterator[str]:
     else:
         more = f"; its first token after {first}" if first is not None else ""
         yield f"The answer came after {whole} in one piece (not streamed){more}."
+
+
+def advice(row: RequestRow) -> tuple[str, ...]:
+    """
+    What to do about one request, in sentences; none where all is well.
+    """
+    return tuple(_advice(row, "`kvstack logs`"))
 
 
 def _advice(row: RequestRow, log: str) -> Iterator[str]:

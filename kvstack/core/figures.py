@@ -34,11 +34,12 @@ def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
     """
     answer = row.answer or AnswerSeen(row.id)
     if task is None:
+        prompt, cached, evaluated = _bounded(answer.prompt_tokens, answer.cached_tokens, answer.evaluated_tokens)
         return replace(
             row,
-            prompt_tokens=answer.prompt_tokens,
-            cached_tokens=answer.cached_tokens,
-            evaluated_tokens=answer.evaluated_tokens,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            evaluated_tokens=evaluated,
             generated_tokens=answer.generated_tokens,
             prefill_ms=answer.prefill_ms,
             decode_ms=answer.decode_ms,
@@ -57,6 +58,7 @@ def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
         cached = max(prompt - evaluated, 0)
     if prompt is None and cached is not None and evaluated is not None:
         prompt = cached + evaluated
+    prompt, cached, evaluated = _bounded(prompt, cached, evaluated)
     generated = _first(answer.generated_tokens, task.generated_tokens)
     decode_ms = answer.decode_ms if answer.decode_ms is not None else task.decode_ms
     speed = answer.decode_tokens_per_s if answer.decode_tokens_per_s is not None else task.decode_tokens_per_s
@@ -76,6 +78,16 @@ def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
         prefill_tokens_per_s=task.tokens_per_s,
         work=task,
     )
+
+
+def _bounded(prompt: int | None, cached: int | None, evaluated: int | None) -> tuple[int | None, ...]:
+    """
+    Tokens of a prompt, no more of them cached and evaluated than it has: figures of two sources may contradict.
+    """
+    if prompt is None:
+        return prompt, cached, evaluated
+    cached = None if cached is None else min(cached, prompt)
+    return prompt, cached, None if evaluated is None else min(evaluated, prompt - (cached or 0))
 
 
 def ttft_ms(row: RequestRow) -> float | None:

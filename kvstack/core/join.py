@@ -5,7 +5,8 @@ The log names no request and the answer names no task.  What they share is exact
 `prompt_n` and `predicted_n` are the figures of the task's `prompt eval time` and `eval time` lines.  So a task has a
 likely owner as soon as it is launched (requests get tasks in the order in which they were sent), which is enough to
 show progress, and a proved one when the figures agree; either side may come first.  A likely owner that the figures
-contradict loses the task.
+contradict loses the task.  A task without figures, of a prompt that was refused or a client that left, goes to the
+request that ended so.
 
 A warm-up is a client too, of the stack's own: while the stack warms up before it serves, all tasks are its; later its
 task is found as a request's is, by the order of sending and then by the figures.
@@ -113,7 +114,44 @@ def settle(join: Join, rows: Sequence[RequestRow]) -> tuple[Join, frozenset[int]
         if row.id in proved or row.run != join.run:
             continue
         join = _prove(join, row, answer, rows, changed)
+    for index in range(len(join.tasks)):
+        join = _claim_without_figures(join, index, rows, changed)
     return join, frozenset(changed)
+
+
+def _claim_without_figures(join: Join, index: int, rows: Sequence[RequestRow], changed: set[int]) -> Join:
+    """
+    Give a task that ended without figures to the oldest request that ended as it did.
+
+    A prompt that is refused is answered at once, and a client that leaves waits for nobody: when the log tells of the
+    task its request may be over, and waits for none any more.  A refusal has the same words in answer and log.
+    """
+    task = join.tasks[index]
+    if not task.released or task.is_proved or task.is_child or task.is_warmup:
+        return join
+    if task.rejected is None and not (task.cancelled and task.owner is None):
+        return join
+    owner = next((row for row in rows if row.id == task.owner), None)
+    if owner is not None and (not owner.is_over or _ended_alike(owner, task)):
+        return join
+    owned = {other.owner for other in join.tasks}
+    heir = next(
+        (row for row in rows if row.run == join.run and row.id not in owned and _ended_alike(row, task)),
+        None,
+    )
+    if heir is None:
+        return join
+    changed.update(number for number in (heir.id, task.owner) if number is not None)
+    return _hand_over(join, index, heir)
+
+
+def _ended_alike(row: RequestRow, task: TaskView) -> bool:
+    if row.api is None:
+        return False
+    if task.rejected is not None:
+        return row.phase == "failed" and row.error is not None and task.rejected in row.error
+    has_figures = row.answer is not None and row.answer.evaluated_tokens is not None
+    return row.phase == "cancelled" and not has_figures
 
 
 def _prove(join: Join, row: RequestRow, answer: AnswerSeen, rows: Sequence[RequestRow], changed: set[int]) -> Join:

@@ -193,12 +193,18 @@ def _waits(row: RequestRow, run: int) -> bool:
     return row.api is not None and row.run == run and row.phase in {"forwarded", "answering"} and row.answer is None
 
 
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
 def _release(join: Join, fact: facts.SlotReleased) -> Join:
     def over(task: TaskView) -> TaskView:
         evaluated = task.evaluated_tokens
         if evaluated is None and task.cached_tokens is not None:
-            # Cancelled during the prefill: no timings are printed, but the work that was done stays in the slot.
-            evaluated = max(fact.total_tokens - task.cached_tokens, 0)
+            # Cancelled: no timings are printed, but the work that was done stays in the slot.
+            # What is longer than the prompt is of the answer.
+            filled = min(fact.total_tokens, _or(task.prompt_tokens, fact.total_tokens))
+            evaluated = max(filled - task.cached_tokens, 0)
         return replace(
             task,
             released=True,

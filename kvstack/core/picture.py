@@ -260,6 +260,7 @@ def _row_dict(row: RequestRow) -> dict[str, Any]:
         "settled": row.settled,
         "warm_tokens": row.warm_tokens,
         "divergence": row.divergence,
+        "divergence_behind": list(row.divergence_behind),
         "error": row.error,
         "before": row.before,
         "repeats": row.repeats,

@@ -236,6 +236,7 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
         items_modified=event.items_modified,
         rules=tuple(hits.items()),
         divergence=event.divergence,
+        divergence_behind=event.divergence_behind,
         before=before,
         repeats=any(row.items >= event.items for row in former),
         run=snapshot.join.run,

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from kvstack.core.views import RequestRow, TaskView
 
-__all__ = ["SLACK_TOKENS", "VERDICTS", "Judgement", "judge"]
+__all__ = ["SLACK_TOKENS", "VERDICTS", "Judgement", "is_next_to_nothing", "judge"]
 
 SLACK_TOKENS = 64
 """Cached tokens may fall short of what was expected by so many: a template's tail, a checkpoint before the end."""
@@ -106,6 +106,13 @@ def judge(
     return _judge_reuse(reuse, slot_taken_by, boundary_tokens, log_is_read=log_is_read)
 
 
+def is_next_to_nothing(cached_tokens: int, prompt_tokens: int) -> bool:
+    """
+    Whether so few tokens came from the cache that they say nothing: every chat begins with the same few of a template.
+    """
+    return cached_tokens < max(1.0, min(32.0, prompt_tokens / 4))
+
+
 @dataclass(frozen=True, slots=True)
 class _Reuse:
     """
@@ -127,8 +134,7 @@ class _Reuse:
 
     @property
     def is_nothing(self) -> bool:
-        # Every chat begins with the same few template tokens.
-        return self.cached < max(1.0, min(32.0, self.prompt / 4))
+        return is_next_to_nothing(self.cached, self.prompt)
 
     @property
     def is_like_nothing(self) -> bool:
@@ -149,6 +155,11 @@ class _Reuse:
         if task.how in {"lcp", "lcs"} and task.similarity_ratio is not None:
             return round(task.similarity_ratio * self.prompt)
         return None
+
+    @property
+    def unkept(self) -> int:
+        """What provably could have been cached and was not: tokens that the server found equal and did not keep."""
+        return max((self.matched or 0) - self.cached, 0)
 
     @property
     def parts_at_item(self) -> int | None:
@@ -208,6 +219,14 @@ class _Reuse:
             return None
         return min(task.holder_prompt_tokens, self.prompt - 1)
 
+    @property
+    def held(self) -> int | None:
+        """The former prompt on the slot, however that was chosen: no more than that could be reused."""
+        task = self.task
+        if task is None or task.holder_prompt_tokens is None:
+            return None
+        return min(task.holder_prompt_tokens, self.prompt - 1)
+
 
 def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None, *, log_is_read: bool) -> Judgement:
     row, cached, matched, expected = reuse.row, reuse.cached, reuse.matched, reuse.expected
@@ -232,7 +251,7 @@ def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None,
             first = _judge_first(reuse, boundary)
             if reuse.begins_run or first.verdict in {"HIT", "WARM"}:
                 return first
-        lost = max((likely or reuse.prompt) - cached, 0)
+        lost = max((likely or reuse.held or reuse.prompt - 1) - cached, 0)
         if reuse.is_nothing and reuse.before is not None:
             return Judgement("COLD", _why_cold(reuse), lost)  # whatever changed: the server was another one
         return _judge_change(reuse, row.divergence, lost, slot_taken_by, is_known=row.repeats and log_is_read)
@@ -254,7 +273,7 @@ def _judge_by_slot(reuse: _Reuse) -> Judgement:
         return Judgement("HIT", None, 0)
     if cached * 10 >= reuse.prompt * 9 or reuse.evaluated <= SLACK_TOKENS:
         return Judgement("HIT", None, 0)
-    return Judgement("PARTIAL", _how_far(reuse), max((expected or reuse.prompt) - cached, 0))
+    return Judgement("PARTIAL", _how_far(reuse), reuse.unkept if expected is None else max(expected - cached, 0))
 
 
 def _judge_repeated(reuse: _Reuse, slot_taken_by: str | None) -> Judgement:
@@ -270,7 +289,8 @@ def _judge_repeated(reuse: _Reuse, slot_taken_by: str | None) -> Judgement:
         return Judgement("HIT", None, 0)  # a retry goes on where the abandoned prefill stopped
     if reuse.cached * 2 >= reuse.prompt:
         return Judgement("HIT", None, 0)
-    return Judgement("PARTIAL", "the client changed an earlier turn", reuse.evaluated)
+    lost = reuse.unkept if expected is None else max(expected - reuse.cached, 0)
+    return Judgement("PARTIAL", "the client changed an earlier turn", lost)
 
 
 def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
@@ -291,7 +311,7 @@ def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
     # Where the prefix's end is not known, all that the slot had of it has to do.
     if boundary is None and task is not None and task.holder_is_warmup and took_all:
         return Judgement("WARM", None, 0)
-    return Judgement("PARTIAL", _how_far(reuse), reuse.evaluated)
+    return Judgement("PARTIAL", _how_far(reuse), reuse.unkept)
 
 
 def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_is_read: bool) -> Judgement:

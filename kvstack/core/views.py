@@ -47,6 +47,8 @@ class RequestRow:
     divergence: str | None = None
     """Where and how it left its conversation's former request, as the proxy saw it; of one that begins a conversation,
     how its system text and tools differ from the most similar recent ones."""
+    divergence_behind: tuple[str, ...] = ()
+    """Other kinds of values that changed in the same text behind it, for example `clock`."""
     before: int | None = None
     """Number of the newest request of the conversation that had fewer items: the one that this can extend."""
     repeats: bool = False

@@ -8,7 +8,6 @@ for volatile because it looks like a clock: a value counts only if it differs be
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections import Counter
@@ -16,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvstack.prompt.pattern import Pattern, compile_pattern
 from kvstack.prompt.rendering import Segment, common_prefix, extends, render, shared_length
+from kvstack.prompt.volatile import Kind, changed_values
 
-__all__ = ["Cause", "Divergence", "Habit", "Likeness", "diverge", "diverge_rendered", "habits", "likeness"]
+__all__ = ["Cause", "Divergence", "Likeness", "diverge", "diverge_rendered", "likeness"]
 
 _SNIPPET = 60
 _NEARLY_ALL = 0.9
@@ -80,6 +79,7 @@ class Divergence:
         after: 60 characters around it in the later one.
         old: The part that changed, as it was.
         new: The part that changed, as it is.
+        behind: Other kinds of values that changed in the same text behind it, for example `clock`.
     """
 
     cause: Cause
@@ -91,29 +91,10 @@ class Divergence:
     after: str
     old: str
     new: str
+    behind: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{_SENTENCES[self.cause]} in {self.path} @{self.offset:,}"
-
-
-@dataclass(frozen=True, slots=True)
-class Habit:
-    """
-    A place that changed more than once.
-
-    Attributes:
-        cause: What kind of change.
-        path: Where.
-        times: How often.
-        lost: Characters lost to it in all.
-        alternating: Values come back: not a clock but several devices or rooms that share a conversation.
-    """
-
-    cause: Cause
-    path: str
-    times: int
-    lost: int
-    alternating: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +176,9 @@ def _describe(old: Sequence[Segment], new: Sequence[Segment], number: int) -> Di
     offset = shared_length(segment.text, other.text) if segment.role == other.role else 0
     common = common_prefix(old, new)
     before, after = _changed(segment.text, other.text)
+    cause = _cause(old, new, number, before, after)
     return Divergence(
-        cause=_cause(old, new, number, before, after),
+        cause=cause,
         path=segment.path,
         offset=offset,
         position_ratio=common.kept_ratio,
@@ -205,6 +187,7 @@ def _describe(old: Sequence[Segment], new: Sequence[Segment], number: int) -> Di
         after=_around(other.text, offset),
         old=before,
         new=after,
+        behind=_behind(cause, before, after),
     )
 
 
@@ -279,60 +262,29 @@ def _decorated(one: str, other: str) -> bool:
     return bool(shorter) and len(shorter) < len(longer) and (longer.endswith(shorter) or longer.startswith(shorter))
 
 
-_CLOCKS: tuple[Pattern, ...] = tuple(
-    map(compile_pattern, ("{date}", "{time}", "{weekday}", "{month}", "{int}/{int}/{int}", "{int} AM", "{int} PM"))
-)
-_UUID = compile_pattern("{uuid}")
-_HEX = compile_pattern("{hex}")
+_CAUSES = {
+    Kind.CLOCK: Cause.CLOCK,
+    Kind.ID: Cause.ID,
+    Kind.COUNTER: Cause.COUNTER,
+    Kind.SPACE: Cause.WHITE_SPACE,
+    None: None,
+}
 
 
 def _text_cause(before: str, after: str, otherwise: Cause) -> Cause:
     """
-    Say what kind of value changed, from the words that differ.
+    Say what kind of value changed first, from the words that differ.
     """
-    if before.split() == after.split():
-        return Cause.WHITE_SPACE
-    found = _value_cause(before, after)
-    if found is None:
-        # More than one thing changed; the first is what the cache stumbles over.
-        found = _value_cause(*((text.split() or [""])[0] for text in (before, after)))
-    return found or otherwise
+    return _CAUSES[changed_values(before, after).first] or otherwise
 
 
-def _value_cause(before: str, after: str) -> Cause | None:
-    values = [text for text in (before, after) if text.strip()]
-    if not values or any(len(text) > 200 for text in values):
-        return None
-    if all(_holds(text, _CLOCKS) for text in values):
-        return Cause.CLOCK
-    words = [text.strip("\"'`,;:.[](){}<>= \n") for text in values]
-    if all(_UUID.match(word, 0) is not None for word in words):
-        return Cause.ID
-    if all(word.replace(",", "").replace(".", "").isdecimal() for word in words):
-        return Cause.COUNTER
-    if all(_is_id(word) for word in words):
-        return Cause.ID
-    return None
+_NAMED_BY_VALUES = frozenset({Cause.CLOCK, Cause.ID, Cause.COUNTER, Cause.SYSTEM_CHANGED, Cause.TOOLS_CHANGED})
 
 
-def _holds(text: str, patterns: Sequence[Pattern]) -> bool:
-    return any(
-        pattern.match(text, pos) is not None
-        for pos in range(len(text))
-        if not pos or not text[pos - 1].isalnum()
-        for pattern in patterns
-    )
-
-
-def _is_id(word: str) -> bool:
-    """
-    Tell whether a word is made like an id: one run of letters and digits with digits in it, four at least.
-    """
-    core = word.replace("-", "").replace("_", "").replace(":", "")
-    if len(core) < 4 or not core.isalnum():
-        return False
-    found = _HEX.match(core, 0)
-    return any(char.isdigit() for char in core) or (found is not None and found.end == len(core) and len(core) >= 5)
+def _behind(cause: Cause, before: str, after: str) -> tuple[str, ...]:
+    if cause not in _NAMED_BY_VALUES:
+        return ()
+    return tuple(kind.value for kind in changed_values(before, after).behind)
 
 
 def _changed(one: str, other: str) -> tuple[str, str]:
@@ -355,26 +307,3 @@ def _in_word(char: str) -> bool:
 def _around(text: str, offset: int) -> str:
     half = _SNIPPET // 2
     return text[max(0, offset - half) : offset + half]
-
-
-def habits(divergences: Sequence[Divergence]) -> list[Habit]:
-    """
-    Sum up what happened more than once at the same place, most expensive first.
-
-    One change is no habit: a value is volatile only if it changed in two pairs of requests at least.
-    """
-    grouped: dict[tuple[Cause, str], list[Divergence]] = {}
-    for divergence in divergences:
-        grouped.setdefault((divergence.cause, divergence.path), []).append(divergence)
-    found = [
-        Habit(
-            cause,
-            path,
-            len(group),
-            sum(divergence.lost for divergence in group),
-            any(later.new == earlier.old for earlier, later in itertools.pairwise(group)),
-        )
-        for (cause, path), group in grouped.items()
-        if len(group) > 1
-    ]
-    return sorted(found, key=lambda habit: -habit.lost)

@@ -13,6 +13,9 @@ The control routes: what another terminal asks of a running stack.
 | `GET /kvstack/capture` | every model request from now on, as JSON Lines; needs the token |
 | `POST /kvstack/warmup`, `POST /kvstack/stop` | act, and need the run file's token as `Authorization: Bearer TOKEN` |
 
+`last` is the newest request that began, also while it runs.  Its verdict is waited for, but no longer than a second:
+who has just got an answer means that one, and a prefill may take minutes.
+
 The open routes hold figures and no prompts.  Routes that act answer `{"status", "message", "data"}`.
 """
 
@@ -21,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -34,6 +38,7 @@ from kvstack.core.events import Event, LogFactSeen, LogLineSeen, StateChanged, W
 from kvstack.core.explain import explain
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, Snapshot
+from kvstack.core.totals import is_late
 from kvstack.errors import KvstackError
 from kvstack.prompt.inspecting import RuleLine
 from kvstack.proxy.capture import Captures, CaptureStream
@@ -43,6 +48,9 @@ from kvstack.proxy.metrics import CONTENT_TYPE, Metrics
 __all__ = ["Controlled", "control_routes"]
 
 EVENT_PAUSE_S = 15.0
+LAST_WAIT_S = 1.0
+"""So long `last` waits for a verdict; a prefill may take minutes, and then there is none yet."""
+LAST_PAUSE_S = 0.02
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -158,10 +166,13 @@ def control_routes(
         wants_text = "text" in request.query_params
         if wants_text and not may_act(request):
             return _unauthorized()
+        number = request.path_params["number"]
+        if number == "last":
+            await _last_is_judged(stack)
         snapshot = stack.snapshot()
-        row = _row(snapshot, request.path_params["number"])
+        row = _row(snapshot, number)
         if row is None:
-            return _answer(404, "error", _which(snapshot, request.path_params["number"]))
+            return _answer(404, "error", _which(snapshot, number))
         before = snapshot.row(row.before) if row.before is not None else None
         server = snapshot.server
         explanation = explain(row, before, snapshot.prefill_tokens_per_s, server.slots, attached=server.is_attached)
@@ -222,8 +233,20 @@ def _unauthorized() -> Response:
 
 def _row(snapshot: Snapshot, number: str) -> RequestRow | None:
     if number == "last":
-        return next((row for row in reversed(snapshot.requests) if row.is_over), None)
+        return snapshot.requests[-1] if snapshot.requests else None
     return snapshot.row(int(number)) if number.isascii() and number.isdigit() and len(number) < 19 else None
+
+
+async def _last_is_judged(stack: Controlled) -> None:
+    """
+    Wait for the verdict of the newest request: who has just got its answer is a moment ahead of it.
+    """
+    deadline = time.monotonic() + LAST_WAIT_S
+    while time.monotonic() < deadline:
+        row = _row(stack.snapshot(), "last")
+        if row is None or row.settled or is_late(row, time.time()):
+            return
+        await asyncio.sleep(LAST_PAUSE_S)
 
 
 def _which(snapshot: Snapshot, number: str) -> str:

@@ -270,6 +270,7 @@ class Forward:
             _by_rule(stripped),
             stripped.side,
             f"{divergence.cause} in {divergence.path} @{divergence.offset:,}" if divergence is not None else None,
+            divergence.behind if divergence is not None else (),
         )
         self._publish(received)
         try:

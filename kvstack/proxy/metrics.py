@@ -106,9 +106,9 @@ def _of_the_cache(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counter("kvstack_prefill_lost_seconds", "Prefill that a better reuse would have saved", totals.cost_s)
     ratio = totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else None
     yield _gauge("kvstack_reuse_ratio", "Cached tokens / prompt tokens since the start", ratio)
-    similarities = (row.lcp_similarity_ratio for row in reversed(snapshot.requests))
-    text = "LCP similarity (sim_best) of the last request that had one"
-    yield _gauge("kvstack_lcp_similarity_ratio", text, next((one for one in similarities if one is not None), None))
+    placed = next((row for row in reversed(snapshot.requests) if row.is_over or row.slot is not None), None)
+    text = "LCP similarity (sim_best) of the newest request that is over or has a slot; absent if it had none"
+    yield _gauge("kvstack_lcp_similarity_ratio", text, placed.lcp_similarity_ratio if placed is not None else None)
     waits = (row.ttft_ms / 1000 for row in reversed(snapshot.requests) if row.ttft_ms is not None)
     yield _gauge("kvstack_ttft_seconds", "Time to first token of the last request that had one", next(waits, None))
     rules = CounterMetricFamily("kvstack_rule_hits", "What each rule did", labels=["rule"])

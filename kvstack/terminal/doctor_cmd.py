@@ -89,6 +89,7 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
     from kvstack.process.models import resolve_model  # noqa: PLC0415 - see above
     from kvstack.process.probe import find_binary, probe  # noqa: PLC0415 - see above
     from kvstack.rundir import RunDir, cache_dir  # noqa: PLC0415 - see above
+    from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - see above
 
     failed: list[Finding] = []
 
@@ -126,6 +127,8 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
         model = model_path or config.server.model
         log = look_at_log(log_path, config_path, model, run.config_path if run else None, time.time())
     answers = not config.attached and port_answers(config.server.host, config.server.port)
+    is_of_this = run is not None and run.config_path == str(config_path)
+    props, unreachable = _props(config) if answers or config.attached else (None, None)
     # A stack that lives but tells nothing may well be the one that answers.
     silent = run is not None and status is None
     facts = Facts(
@@ -134,7 +137,10 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
         capabilities=capabilities,
         argv=argv,
         model=look_at_model(model_path) if model_path is not None else None,
-        props=_props(config) if answers or config.attached else None,
+        props=props,
+        running=snapshot_from_dict(dict(status)) if status is not None and is_of_this else None,
+        last_end=_last_end(config, config_path) if run is None else None,
+        unreachable=unreachable,
         lines=kernel_lines(),
         server_port_answers=answers and not silent and server_url != config.upstream_url,
         proxy_port_answers=port_answers(config.proxy.host, config.proxy.port)
@@ -185,19 +191,37 @@ def _unclaimed(status: Mapping[str, Any] | None) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def _props(config: Config) -> ServerProps | None:
+def _last_end(config: Config, config_path: Path) -> tuple[str, str, str] | None:
+    """How the last run ended, unless the config was changed since: what it was then may be mended."""
+    from kvstack.rundir import RunDir  # noqa: PLC0415 - see above
+
+    end = RunDir(config.name).last_end()
+    try:
+        if end is None or config_path.stat().st_mtime > end.time_s:
+            return None
+    except OSError:
+        return None
+    ago = f"{duration(max(0.0, time.time() - end.time_s))} ago"
+    return f"The stack's last run failed: {end.what}", f"{end.fact}\n{ago}" if end.fact else ago, end.next_step
+
+
+def _props(config: Config) -> tuple[ServerProps | None, str | None]:
+    """What the server says of itself, and why it says nothing if nobody answers."""
     import asyncio  # noqa: PLC0415 - see above
     import json  # noqa: PLC0415 - see above
 
     from kvstack.llama.doctor.facts import props_of  # noqa: PLC0415 - see above
     from kvstack.upstream import Upstream, UpstreamError  # noqa: PLC0415 - see above
 
+    unreachable: list[str] = []
+
     async def ask() -> bytes:
         upstream = Upstream(config.upstream_url, config.server.api_key)
         try:
             answer = await upstream.request("GET", "/props", timeout_s=5.0)
             return answer.body if answer.status == 200 else b""
-        except UpstreamError:
+        except UpstreamError as error:
+            unreachable.append(str(error))
             return b""
         finally:
             await upstream.close()
@@ -205,8 +229,8 @@ def _props(config: Config) -> ServerProps | None:
     try:
         data: Any = json.loads(asyncio.run(ask()))
     except ValueError:
-        return None
-    return props_of(data) if isinstance(data, dict) else None
+        data = None
+    return props_of(data) if isinstance(data, dict) else None, unreachable[0] if unreachable else None
 
 
 def _checked(facts: Facts, log: LastLog) -> dict[str, Any]:
@@ -225,6 +249,7 @@ def _checked(facts: Facts, log: LastLog) -> dict[str, Any]:
         "host_bytes": needed.host_bytes if needed is not None else None,
         "ram_bytes": facts.machine.ram_bytes,
         "ctx_per_slot": props.ctx_per_slot if props is not None else None,
+        "stack": facts.running.state.value if facts.running is not None else None,
         "log_lines": len(facts.lines),
         "log": {"path": str(log.path), "age_s": log.age_s, "left_out": log.left_out},
     }

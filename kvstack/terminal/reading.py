@@ -11,6 +11,7 @@ from typing import Literal
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import RequestRow, Snapshot
 from kvstack.core.stats import decode_by_context
+from kvstack.core.verdict import is_next_to_nothing
 from kvstack.terminal.figures import duration, one_line, percent, plural, seconds, tokens
 
 __all__ = [
@@ -206,6 +207,11 @@ def _main_cause(lost: list[RequestRow]) -> str:
     return f"{worst}: {one_line(newest.cause)}" if newest.cause else f"most was lost to {worst}"
 
 
+def _is_nothing(row: RequestRow) -> bool:
+    known = row.cached_tokens is not None and row.prompt_tokens is not None
+    return known and is_next_to_nothing(row.cached_tokens or 0, row.prompt_tokens or 0)
+
+
 def _of_row(row: RequestRow) -> Reading:
     cost = f"{tokens(row.evaluated_tokens)} tokens evaluated"
     if row.prefill_ms is not None:
@@ -221,7 +227,9 @@ def _of_row(row: RequestRow) -> Reading:
             return Reading("warn", "COLD", because if cause else f"the last prompt found nothing cached: {cost}")
         case "TRUNCATED":
             return Reading("warn", "CONTEXT FULL", because)
-        case "PARTIAL":
+        case "PARTIAL" if not _is_nothing(row):
             return Reading("warn", "CACHE PARTLY", because)
+        case "PARTIAL":
+            return Reading("bad", "CACHE MISSED", because)
         case _:
             return Reading(level_of(row.verdict), "CACHE MISSED", because if cause else f"{row.verdict}: {cost}")

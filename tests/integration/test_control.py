@@ -6,19 +6,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstack.core.events import LogLineSeen, MemorySampled, Notice, RequestReceived, StateChanged
+from kvstack.core.events import (
+    AnswerSeen,
+    LogFactSeen,
+    LogLineSeen,
+    MemorySampled,
+    Notice,
+    RequestEnded,
+    RequestForwarded,
+    RequestReceived,
+    ServerSpawned,
+    StateChanged,
+)
 from kvstack.core.lifecycle import State
+from kvstack.core.logfacts import SlotSelected, TaskLaunched
 from kvstack.prompt.rules import Stripped
 from tests.integration.proxy_rig import BODY, CHAT, answer, exchange, http, openclaw_strip, plain_strip, proxy
 from tests.integration.stub_upstream import run_stub
 
 GRAFANA = Path(__file__).parents[2] / "configs" / "grafana" / "kvstack.json"
+RECEIVED = RequestReceived(1.0, 1, "POST", CHAT, "chat", None, "c1", 2, True, 0, 0, 0)
 ANSWER = json.dumps(
     {
         "choices": [],
@@ -218,6 +232,52 @@ async def test_a_request_is_explained_and_its_text_needs_the_token() -> None:
         for unknown in ("3", "0", "x", "-1", "99999999999999999999999", "%C2%B2"):
             status, _, _ = await exchange(running.port, http("GET", f"/kvstack/requests/{unknown}"))
             assert status == 404
+
+
+async def test_last_is_the_newest_request_and_its_verdict_is_waited_for() -> None:
+    """Who has just got an answer means that one, though the proxy may be a moment behind; a long prefill is told of."""
+    async with proxy(None) as running:
+        publish = running.stack.bus.publish
+        for number in (1, 2):
+            publish(replace(RECEIVED, time_s=time.time(), id=number))
+            publish(RequestForwarded(time.time(), number))
+            if number == 1:
+                publish(RequestEnded(time.time(), 1, 200, "done"))
+        asking = asyncio.ensure_future(exchange(running.port, http("GET", "/kvstack/requests/last")))
+        await asyncio.sleep(0.2)
+        publish(AnswerSeen(2, 100, 90, 10, 4, 50.0, 80.0))
+        publish(RequestEnded(time.time(), 2, 200, "done"))
+        _, _, body = await asyncio.wait_for(asking, 5)
+        told = json.loads(body)["data"]["request"]
+        assert (told["id"], told["cached_tokens"], told["verdict"] is None) == (2, 90, False)
+        publish(replace(RECEIVED, time_s=time.time(), id=3))
+        _, _, body = await exchange(running.port, http("GET", "/kvstack/requests/last"))
+        assert (json.loads(body)["data"]["request"]["id"], json.loads(body)["message"]) == (
+            3,
+            "The request is still running.",
+        )
+
+
+async def test_the_similarity_is_that_of_the_newest_request() -> None:
+    """A request whose slot was not chosen by likeness has none: the former one's would be taken for it."""
+
+    async def shown() -> bool:
+        _, _, body = await exchange(running.port, http("GET", "/kvstack/metrics"))
+        return b"\nkvstack_lcp_similarity_ratio 0.982\n" in body
+
+    async with proxy(None) as running:
+        publish = running.stack.bus.publish
+        publish(ServerSpawned(1.0, 4711, ("llama-server",)))
+        for number, chosen in ((1, SlotSelected(0, "lcp", 0.982, 0.1, 1.0)), (2, SlotSelected(0, "lru"))):
+            publish(replace(RECEIVED, id=number))
+            publish(RequestForwarded(2.0, number))
+            assert await shown() == (number == 2)  # while it has no slot yet the newest one that has counts
+            publish(LogFactSeen(2.0, 1, chosen))
+            publish(LogFactSeen(2.0, 1, TaskLaunched(0, number)))
+            assert await shown() == (number == 1)
+            publish(AnswerSeen(number, 100, 90, 10, 4, 50.0, 80.0))
+            publish(RequestEnded(3.0, number, 200, "done"))
+            assert await shown() == (number == 1)
 
 
 async def test_half_a_surrogate_pair_can_be_shown() -> None:

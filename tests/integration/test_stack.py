@@ -131,6 +131,9 @@ async def test_a_server_that_is_not_there_ends_the_start() -> None:
         await asyncio.wait_for(stack.run(), 10)
     assert caught.value.exit_code is ExitCode.START_FAILED
     assert names() == []
+    end = stack._run_dir.last_end()
+    assert end is not None
+    assert (end.what, end.fact, end.next_step) == (caught.value.what, caught.value.fact, caught.value.next_step)
     again = make_stack(closed_port(), closed_port())
     again._run_dir.lock()
     again._run_dir.unlock()

@@ -4,7 +4,10 @@ The upstream's client over real sockets: health and props.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import struct
 
 import pytest
 
@@ -66,3 +69,30 @@ async def test_props_of_something_else_are_an_error(body: bytes) -> None:
             await upstream.props()
         await upstream.close()
     assert caught.value.reached
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_connection_that_is_reset_is_told_in_words(begun: bool) -> None:
+    """A server that dies resets its connections; the library's error has no words of its own then."""
+
+    async def die(_: object, writer: asyncio.StreamWriter) -> None:
+        if begun:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async with run_stub(die) as stub:
+        upstream = Upstream(f"http://127.0.0.1:{stub.port}")
+
+        async def ask() -> None:
+            async with upstream.open("POST", b"/v1/chat/completions", [], b"{}") as stream:
+                assert begun
+                assert [piece async for piece in stream.pieces()] == [b"half"]
+
+        with pytest.raises(UpstreamError) as caught:
+            await ask()
+        await upstream.close()
+    assert str(caught.value) == "the connection broke before the answer was whole"

@@ -231,6 +231,8 @@ def test_the_picture_stays_whole(events: list[Event]) -> None:
         assert (row.verdict is not None) == row.is_over
         for ratio in (row.reuse_ratio, row.lcp_similarity_ratio):
             assert ratio is None or 0.0 <= ratio <= 1.0
+        if row.prompt_tokens is not None:
+            assert (row.cached_tokens or 0) + (row.evaluated_tokens or 0) <= row.prompt_tokens
         assert (row.lost_tokens or 0) >= 0
         assert (row.cost_s or 0) >= 0
         assert (row.saved_s or 0) >= 0

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from kvstack.process.facts import (
     port_answers,
     telling_kernel_lines,
 )
+from kvstack.rundir import LastEnd, RunDir
 from kvstack.terminal.app import app
 from kvstack.terminal.cli import main  # noqa: F401 - registers the verbs
 
@@ -289,6 +291,34 @@ def test_verb_sees_another_program_on_the_port(key: str, config_file: Path) -> N
         code, out = run(str(config_file), "--json", "--set", f"{key}={port}")
     assert code == 1
     assert "port-taken" in {finding["code"] for finding in json.loads(out)["data"]["findings"]}
+
+
+def test_verb_sees_that_the_attached_server_does_not_answer(config_file: Path) -> None:
+    """Nobody listens at server.url: an error, however right the config is."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    config_file.write_text(f'[server]\nurl = "{url}"\n')
+    code, out = run(str(config_file), "--json")
+    finding = next(one for one in json.loads(out)["data"]["findings"] if one["code"] == "server-unreachable")
+    assert code == 1
+    assert url in finding["evidence"]
+
+
+def test_verb_tells_how_the_last_run_ended(config_file: Path) -> None:
+    """A stack that gave up is gone; a config that was changed since, or a new start, makes that old news."""
+    end = LastEnd(time.time() + 1, "llama-server died", "all 3 restarts are used up", "Look at its log.")
+    RunDir("box").path.mkdir(parents=True)
+    RunDir("box").note_end(end)
+    code, out = run(str(config_file), "--json")
+    (finding,) = json.loads(out)["data"]["findings"]
+    assert (code, finding["code"], finding["remedy"]) == (1, "stack-failed", "Look at its log.")
+    assert finding["what"] == "The stack's last run failed: llama-server died"
+    assert "all 3 restarts are used up" in finding["evidence"]
+    RunDir("box").note_end(replace(end, time_s=config_file.stat().st_mtime - 1))
+    assert run(str(config_file))[0] == 0
+    RunDir("box").note_end(None)
+    assert RunDir("box").last_end() is None
 
 
 def test_doctor_is_listed_in_the_help() -> None:

@@ -8,6 +8,7 @@ memory.py    does it fit, with the system and the caches beside it?
 gpu.py       is the GPU there, is it the right one, and does it do the work?
 model.py     the model file and its chat template
 machine.py   kernel, ports, log level, proxy
+running.py   the stack as it runs now: does it serve, is it warm, what keeps its cache from working?
 failures.py  failure messages of server, driver and kernel, with their remedies
 ```
 
@@ -18,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvstack.llama.doctor import cache, failures, gpu, machine, memory, model
+from kvstack.llama.doctor import cache, failures, gpu, machine, memory, model, running
 from kvstack.llama.doctor.facts import Facts, Finding, Severity
 
 __all__ = ["CHECKS", "Facts", "Finding", "Severity", "diagnose"]
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    *running.CHECKS,
     *cache.CHECKS,
     *memory.CHECKS,
     *gpu.CHECKS,

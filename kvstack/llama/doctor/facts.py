@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from kvstack.core import logfacts
 from kvstack.core.config import Config
+from kvstack.core.snapshot import Snapshot
 from kvstack.llama.capabilities import Capabilities
 from kvstack.llama.extra_args import effective_arguments
 from kvstack.llama.memory import MIB, MemorySum, ModelShape
@@ -161,6 +162,9 @@ class Facts:
         server_port_answers: Whether something answers on the server's port that is not this stack's server.
         proxy_port_answers: Whether something answers on the proxy's port that is not this stack's proxy.
         bypassing_requests: Requests in the server's log that did not come through the proxy, or None.
+        running: The stack as it runs now, or None.
+        last_end: If it does not run: what ended its last run against its will, the fact, and what to do.
+        unreachable: Why the server that is attached to does not answer; None if it does.
     """
 
     config: Config
@@ -174,6 +178,9 @@ class Facts:
     server_port_answers: bool = False
     proxy_port_answers: bool = False
     bypassing_requests: int | None = None
+    running: Snapshot | None = None
+    last_end: tuple[str, str, str] | None = None
+    unreachable: str | None = None
 
     def logged(self, kind: type[_Fact]) -> list[_Fact]:
         """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.divergence import Cause, Divergence, diverge, habits
+from kvstack.prompt.divergence import Cause, diverge
 from kvstack.prompt.rendering import common_prefix, render
 
 CHAT = "/v1/chat/completions"
@@ -83,6 +83,41 @@ def test_no_divergence(one: bytes, two: bytes) -> None:
     assert diverge(one, two, CHAT) is None
 
 
+SESSION = "You help. Session: {}. Current time: 2026-11-30 {}."
+UUIDS = "3c4d0f4e-9d1b-4f6a-8a52-0d7f6a1b2c3d", "3c4e77aa-0c1b-4d6a-9a52-1d7f6a1b2c3e"
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "cause", "behind"),
+    [
+        (SESSION.format(UUIDS[0], "11:00:07"), SESSION.format(UUIDS[1], "11:04:31"), Cause.ID, ("clock",)),
+        (
+            SESSION.replace(". Cur", ".\nCur").format(UUIDS[0], "11:00:07"),
+            SESSION.replace(". Cur", ".\nCur").format(UUIDS[1], "11:04:31"),
+            Cause.ID,
+            ("clock",),
+        ),
+        (SESSION.format(UUIDS[0], "11:00:07"), SESSION.format(UUIDS[1], "11:00:07"), Cause.ID, ()),
+        (SESSION.format(UUIDS[0], "11:00:07"), SESSION.format(UUIDS[0], "11:04:31"), Cause.CLOCK, ()),
+        (f"It is 11:00. Session {UUIDS[0]}", f"It is 11:04. Session {UUIDS[1]}", Cause.CLOCK, ("id",)),
+        ("Turns: 14. It is 11:00.", "Turns: 15. It is 11:04.", Cause.COUNTER, ("clock",)),
+        ('{"id":"44115b30","at":"11:00"}', '{"id":"65825666","at":"11:04"}', Cause.ID, ("clock",)),
+        ("User: ann\nIt is 11:00.", "User: bob\nIt is 11:04.", Cause.SYSTEM_CHANGED, ("clock",)),
+        ("On March 22 at 11:00, id 9b02c", "On March 23 at 11:04, id 4821a", Cause.CLOCK, ("id",)),
+        ("On March 30, 2026 11:00", "On March 31, 2026 11:04", Cause.CLOCK, ()),
+        ("At 2026-11-30T11:00:07Z for 9b02c", "At 2026-11-30T11:04:31Z for 4821a", Cause.CLOCK, ("id",)),
+        ("At 11:00 PM", "At 10:00 AM", Cause.CLOCK, ()),
+        ("Last seen", "Last seen 11:04", Cause.CLOCK, ()),
+        ("a  b 11:00", "a b 11:04", Cause.WHITE_SPACE, ()),
+    ],
+)
+def test_the_cause_is_what_changed_first(one: str, two: str, cause: Cause, behind: tuple[str, ...]) -> None:
+    """The value at the first difference gives its name; another kind of value that changed behind it is told beside."""
+    found = diverge(ask(U, system=one), ask(U, system=two), CHAT)
+    assert found is not None
+    assert (found.cause, found.behind) == (cause, behind)
+
+
 def test_figures_and_words() -> None:
     """Position, loss and the sentence of a divergence are right."""
     one, two = ask(U, A, system="x" * 98 + " 1"), ask(U, A, system="x" * 98 + " 2")
@@ -92,18 +127,6 @@ def test_figures_and_words() -> None:
     assert (found.offset, found.lost) == (99, whole.previous - 99)
     assert found.position_ratio == pytest.approx(99 / whole.previous)
     assert str(found) == "a number changed in messages[0].content @99"
-
-
-def test_one_change_is_no_habit() -> None:
-    """A place counts from its second change on; the most expensive one comes first."""
-
-    def change(path: str, lost: int, old: str, new: str) -> Divergence:
-        return Divergence(Cause.ID, path, 0, 0.5, lost, "", "", old, new)
-
-    found = habits(
-        [change("a", 5, "1", "2"), change("b", 9, "1", "2"), change("b", 9, "2", "3"), change("c", 1, "x", "y")]
-    )
-    assert [(habit.path, habit.times, habit.lost, habit.alternating) for habit in found] == [("b", 2, 18, False)]
 
 
 @pytest.mark.parametrize("more", ["", "yes<|im_end|>\n<|im_start|>user\nand"])

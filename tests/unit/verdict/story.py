@@ -64,6 +64,7 @@ class Story:
         items: int = 2,
         side: str | None = None,
         divergence: str | None = None,
+        behind: tuple[str, ...] = (),
         api: str | None = "chat",
         client: str | None = "openclaw",
     ) -> int:
@@ -73,7 +74,22 @@ class Story:
         path = "/v1/chat/completions"
         self.emit(
             RequestReceived(
-                self.now_s, number, "POST", path, api, client, conversation, items, False, 1, 2, 1, (), side, divergence
+                self.now_s,
+                number,
+                "POST",
+                path,
+                api,
+                client,
+                conversation,
+                items,
+                False,
+                1,
+                2,
+                1,
+                (),
+                side,
+                divergence,
+                behind,
             )
         )
         self.emit(RequestForwarded(self.now_s, number))

@@ -48,6 +48,16 @@ def test_a_clock_in_the_system_prompt() -> None:
     assert "`freeze`" in part(found, "What to do")
 
 
+def test_what_changed_behind_the_first_difference() -> None:
+    """To mend the first difference alone would not help: what else changed is told."""
+    story = Story()
+    story.turn(2941, 0)
+    number = story.ask(items=4, divergence="id in messages[0].content @50", behind=("clock",))
+    client = part(told(story, number), "What the client changed")
+    assert client == "It differs from the former request: id in messages[0].content @50, and a clock behind it."
+    assert story.snapshot.to_dict()["requests"][-1]["divergence_behind"] == ["clock"]
+
+
 def test_an_id_at_the_very_front() -> None:
     """The id is to blame, and no warm-up is offered against it."""
     story = Story()
@@ -74,9 +84,36 @@ def test_single_turns_whose_beginning_changes(warm: bool) -> None:
         "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
         " id in messages[0].content @6."
     )
-    assert "2,947 tokens were evaluated that could have been cached" in part(found, "What it cost")
+    # No more than the slot held: 2,941 tokens.
+    assert "Up to 2,938 tokens were evaluated that could have been cached" in part(found, "What it cost")
     assert "add a rule with `drop` for this id" in part(found, "What to do")
     assert "warm" not in part(found, "What to do")
+
+
+def test_a_new_conversation_with_another_prompt_lost_nothing() -> None:
+    """All that it had in common with what was there was reused: nobody may say that the rest could have been cached."""
+    story = Story()
+    story.warm(5000, boundary=4900)
+    row = story.turn(3000, 400, conversation="b", similarity=0.133)
+    assert (row.verdict, row.cause) == ("PARTIAL", "only its first 400 tokens were known")
+    assert (row.lost_tokens, row.cost_s) == (0, 0.0)
+    cost = part(told(story, row.id), "What it cost")
+    assert "could have been cached" not in cost
+    assert "As far as is known, none of what was evaluated had been in the cache." in cost
+
+
+def test_after_a_crash_the_restart_is_told() -> None:
+    """A slot of a new server holds nothing: that it was not alike is not why nothing was cached."""
+    story = Story()
+    story.turn(3000, 0, how="lru")
+    story.spawn()
+    story.log("srv    load_model: initializing slots, n_slots = 1")
+    row = story.turn(3100, 0, items=4, how="lru")
+    server = part(told(story, row.id), "What the server did")
+    assert row.cause == "the server was restarted"
+    assert "The llama-server was started anew after request 1, and its cache was empty then." in server
+    assert "It took slot 0, its only one, which held nothing." in server
+    assert "enough like this prompt" not in server
 
 
 def test_a_hit_needs_no_advice() -> None:

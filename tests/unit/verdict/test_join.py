@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kvstack.core.events import WarmupEnded, WarmupStarted, WarmupStepped
+from kvstack.core.events import AnswerSeen, WarmupEnded, WarmupStarted, WarmupStepped
 from tests.unit.verdict.story import Story
 
 
@@ -227,8 +227,6 @@ def test_requests_beyond_what_is_kept() -> None:
 @pytest.mark.parametrize(("ours", "theirs"), [((8, 0.0), (9, 0.0)), ((8, 0.0), (8, 0.02))])
 def test_near_misses_are_no_proof(ours: tuple[int, float], theirs: tuple[int, float]) -> None:
     """Equal prompts are told apart by what was generated, and by hundredths of a millisecond."""
-    from kvstack.core.events import AnswerSeen
-
     story = Story()
     number = story.ask()
     task = story.launch(how="lru")
@@ -411,6 +409,59 @@ def test_a_refused_task_that_was_mixed_up_leaves_the_slot_as_it_was() -> None:
     assert story.row(too_long).task == refused
     slots = story.snapshot.slots
     assert [(slot.conversation, slot.request) for slot in slots] == [("held", held.id), ("other", other)]
+
+
+def _refuse(story: Story, tokens: int) -> None:
+    task = story.launch(how="lru")
+    story.log(f"srv    send_error: task id = {task}, error: request ({tokens} tokens) exceeds the context size")
+    story.log(f"slot      release: id  0 | task {task} | stop processing: n_tokens = 7, truncated = 0")
+
+
+@pytest.mark.parametrize("late", ["first", "both", "begun"])
+@pytest.mark.parametrize("sizes", [(3036, 3036), (3036, 2999)])
+def test_a_refused_prompt_whose_log_lags_is_no_bypass(late: str, sizes: tuple[int, int]) -> None:
+    """The answer may be there before the log tells of the task, also when the next request is under way already."""
+    story = Story()
+
+    def answered(tokens: int) -> None:
+        number = story.ask()
+        story.emit(AnswerSeen(number, error=f"request ({tokens} tokens) exceeds the context size"))
+        story.end(number, "failed", 400)
+
+    answered(sizes[0])
+    if late == "first":
+        _refuse(story, sizes[0])
+    if late == "begun":
+        number = story.ask()
+        _refuse(story, sizes[0])
+        _refuse(story, sizes[1])
+        story.emit(AnswerSeen(number, error=f"request ({sizes[1]} tokens) exceeds the context size"))
+        story.end(number, "failed", 400)
+    else:
+        answered(sizes[1])
+        for tokens in sizes if late == "both" else sizes[1:]:
+            _refuse(story, tokens)
+    assert story.snapshot.log.unclaimed_tasks == 0
+    assert {task.owner for task in story.snapshot.join.tasks} == {1, 2}  # (equal words do not tell which is whose)
+    story.log("slot get_availabl: id  0 | task -1 | selected slot by LRU, t_last = 12345")
+    _refuse(story, 3036)  # past the proxy: nobody is left whose it could be
+    assert story.snapshot.log.unclaimed_tasks == 1
+
+
+def test_a_client_that_left_before_the_log_told_of_its_task_is_no_bypass() -> None:
+    """Its request is over when the task is launched."""
+    story = Story()
+    number = story.ask()
+    story.end(number, "cancelled", None)
+    task = story.launch(how="lru")
+    head = f"id  0 | task {task} | "
+    story.log(f"slot   operator(): {head}new prompt, n_ctx_slot = 65536, n_keep = 0, task.n_tokens = 2000")
+    story.log(f"slot   operator(): {head}cached n_tokens = 0, memory_seq_rm [0, end)")
+    story.log(f"srv          stop: cancel task, id_task = {task}")
+    story.log(f"slot      release: {head}stop processing: n_tokens = 512, truncated = 0")
+    assert story.snapshot.log.unclaimed_tasks == 0
+    row = story.row(number)
+    assert (row.task, row.verdict, row.evaluated_tokens) == (task, "CANCELLED", 512)
 
 
 def test_whose_a_slot_is_reaches_past_a_refused_task() -> None:

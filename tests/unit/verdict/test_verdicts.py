@@ -430,6 +430,25 @@ def test_partial_without_the_proxys_word(conversation: str | None, cached: int) 
     assert (row.verdict, row.cause) == ("PARTIAL", "only its first 395 tokens were known")
 
 
+@pytest.mark.parametrize("first", ["log", "client"])
+def test_cancelled_in_the_middle_of_its_answer(first: str) -> None:
+    """What the slot held in the end is prompt and answer: no token of the answer counts as evaluated."""
+    story = Story()
+    number = story.ask()
+    task = story.launch(how="lru")
+    head = f"id  0 | task {task} | "
+    story.log(f"slot   operator(): {head}new prompt, n_ctx_slot = 65536, n_keep = 0, task.n_tokens = 29")
+    story.log(f"slot   operator(): {head}cached n_tokens = 1, memory_seq_rm [1, end)")
+    if first == "client":
+        story.end(number, "cancelled", 200)
+    story.log(f"srv          stop: cancel task, id_task = {task}")
+    story.log(f"slot      release: {head}stop processing: n_tokens = 71, truncated = 0")
+    if first == "log":
+        story.end(number, "cancelled", 200)
+    row = story.row(number)
+    assert (row.verdict, row.prompt_tokens, row.cached_tokens, row.evaluated_tokens) == ("CANCELLED", 29, 1, 28)
+
+
 @pytest.mark.parametrize("cached", [0, 10])
 def test_a_change_at_the_very_front(cached: int) -> None:
     """It is the cause, whether the template's first words were kept or not."""
