@@ -62,7 +62,7 @@ class Stripped:
         side: What kind of side request this is, if it is one.
         warnings: What the user should know.
         edits: The replacements in the decoded body, ascending.
-        idle: Rules that matched and had nothing to do, and why; not those in earlier turns that are known already.
+        idle: Rules that matched and had nothing to do, and why; only with a trace.
         starts: It starts its conversation, and continues none that is remembered.
         answer: Takes what becomes known of the answer, for the memory; who sends the body tells it.
     """
@@ -105,7 +105,8 @@ def apply_rules(
         headers: The request's header pairs.
         chat_template: The model's chat template: it tells how raw prompts split into turns, and whether roles must
             alternate.
-        trace: Takes by what the request is known.  All of it is then read anew, which takes longer.
+        trace: Takes by what the request is known.  All of it is then read anew, and idle rules are looked for, which
+            takes longer.
 
     Returns:
         The body to send and what was done.  Bytes that are no JSON object come back untouched.
@@ -184,7 +185,10 @@ class _Request:
         edits.sort(key=itemgetter(0, 1))
         answer = self._remember(chain, state, plan, live)
         starts = self.memory is not None and not state.answers
-        idle = find_idle(findings, self.ops, state, plan, document.items, self.hits, remembers=remembers, starts=starts)
+        idle: tuple[Idle, ...] = ()
+        if self.trace is not None:
+            items, hits = document.items, self.hits
+            idle = find_idle(findings, self.ops, state, plan, items, hits, remembers=remembers, starts=starts)
         if not document.split:
             self.hits.append(Hit(UNSPLIT, "", "untouched"))
         return Stripped(
