@@ -36,8 +36,8 @@ def status(
         bool,
         typer.Option(
             "--watch",
-            help="Go on until Ctrl-C, which leaves the view and not the stack: the dashboard, or one line per request in "
-            "a pipe; with --json one envelope per line (JSON Lines), at once and after each change.",
+            help="Go on until Ctrl-C, which leaves the view and not the stack: the dashboard, or one line per request "
+            "in a pipe; with --json one envelope per line (JSON Lines), at once and after each change.",
         ),
     ] = False,
 ) -> None:

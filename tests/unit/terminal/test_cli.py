@@ -406,6 +406,14 @@ def test_check_says_what_is_not_here(
     assert [item["what"] for item in missing] == ["llama-server was not found", what]
 
 
+def test_check_refuses_an_argument_also_without_a_binary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What no llama-server may get is wrong on every machine."""
+    path = tmp_path / "box.toml"
+    path.write_text('[server]\nmodel = "m.gguf"\nbinary = "./nowhere"\nextra_args = ["--port", "5"]\n')
+    assert run("check", str(path)) == 2
+    assert "line 4: server.extra_args: --port would move the server away" in capsys.readouterr().err
+
+
 def test_the_next_step_fits_the_kind_of_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where no key is named, `correct the keys` is no help."""
     path = tmp_path / "box.toml"
