@@ -302,7 +302,7 @@ def _said(details: ErrorDetails, path: str) -> str:
         case "dict_type" | "mapping_type" | "model_type" | "model_attributes_type":
             if isinstance(details["loc"][-1], int):
                 return f"must be a table: {_write_list(path.rpartition('.')[0])}"
-            if isinstance(details["input"], list):
+            if isinstance(details["input"], list) and any(isinstance(one, dict) for one in details["input"]):
                 return f"must be one table: write [{path}], in single brackets, and only once"
             return "must be a table"
         case "tuple_type" | "list_type":
