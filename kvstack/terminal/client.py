@@ -24,7 +24,18 @@ from kvstack.process.identity import ProcessIdentity, is_alive
 from kvstack.rundir import RunDir, RunFile, last_used, names, names_with_log
 from kvstack.terminal import ended
 
-__all__ = ["Answer", "act", "alive", "fetch", "fetch_status", "find", "find_dir", "follow", "stack_name"]
+__all__ = [
+    "Answer",
+    "act",
+    "alive",
+    "config_of",
+    "fetch",
+    "fetch_status",
+    "find",
+    "find_dir",
+    "follow",
+    "stack_name",
+]
 
 STATUS_TIMEOUT_S = 5.0
 SILENCE_S = 30.0
@@ -62,6 +73,16 @@ def stack_name(target: str) -> str:
     except (OSError, ValueError):
         name = None
     return name if isinstance(name, str) and name else path.stem
+
+
+def config_of(name: str) -> str | None:
+    """
+    The config file of the stack of that name, if one runs, or one was ended by an error or killed.
+    """
+    if not _safe(name):
+        return None
+    known = RunDir(name).read() or RunDir(name).read_end()
+    return known.config_path if known is not None else None
 
 
 def alive(run: RunFile) -> bool:

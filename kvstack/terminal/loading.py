@@ -64,8 +64,20 @@ def _read(path: str) -> tuple[Path, str]:
     except UnicodeDecodeError:
         raise ConfigError(path, [Problem("", "is not UTF-8 text")], "A config is a TOML file.") from None
     except OSError as error:
+        near = _near(path) if isinstance(error, FileNotFoundError) else []
         raise ConfigError(
             path,
             [Problem("", f"cannot be read: {error.strerror or error}")],
-            "Give the path of a config file; `configs/` has some to begin with.",
+            f"Give the path of a config file: {' or '.join(f'`{one}`' for one in near)}?"
+            if near
+            else "Give the path of a config file; `configs/` has some to begin with.",
         ) from None
+
+
+def _near(path: str) -> list[str]:
+    """Files that may be meant where a stack's name is given, or a name without its directory."""
+    from kvstack.terminal.client import config_of  # noqa: PLC0415 - only where it went wrong
+
+    name = Path(path).name
+    tried = [config_of(path), f"{path}.toml", f"configs/{name}", f"configs/{name}.toml"]
+    return [one for one in dict.fromkeys(tried) if one and Path(one).expanduser().is_file()]
