@@ -118,9 +118,11 @@ def find(target: str | None) -> RunFile:
         raise UsageError("Several stacks are running", listed, "Say which one is meant, by its name.")
     if living:
         return living[0]
-    if len(runs) == 1:
-        raise _stale(runs[0])
-    told = ended.told(last_used() or "")
+    last = last_used() or ""
+    killed = runs if len(runs) == 1 else [run for run in runs if run.name == last]
+    told = ended.told(last)
+    if killed and told is None:
+        raise _stale(killed[0])
     if told is None:
         raise NotRunning("No stack is running", "", "Start one: `kvstack up CONFIG`.")
     raise NotRunning("No stack is running", f"the last one: {told.how}", told.next_step)

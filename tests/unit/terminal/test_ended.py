@@ -133,6 +133,20 @@ def test_a_killed_stack_names_its_last_words(capsys: pytest.CaptureFixture[str])
     assert f"(0 s ago): {printed}" in said
 
 
+def test_without_a_name_the_last_one_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several that were killed, or of one that was killed and one that an error ended, it is told of the last."""
+    for name in ("one", "two"):
+        write_run_file(name, alive=False)
+    os.utime(RunDir("two").path, (time.time() - AGO_S,) * 2)
+    assert run("status") == 4
+    assert capsys.readouterr().err.startswith("error: The stack 'one' is not running\n")
+    RunDir("one").clear()
+    leave_end("box")
+    os.utime(RunDir("one").path, (time.time() - AGO_S,) * 2)
+    assert run("status") == 4
+    assert "the last one: 'box' ended" in capsys.readouterr().err
+
+
 def test_who_talks_to_a_stack_that_dies_is_told_why(tmp_path: Path) -> None:
     """Its process may still clear up: it is over all the same, and has said how."""
     me = identify(os.getpid())
