@@ -38,6 +38,7 @@ __all__ = [
     "Problem",
     "StartFailed",
     "UsageError",
+    "unexpected",
 ]
 
 
@@ -183,3 +184,14 @@ class ChildLost(KvstackError):
     """
 
     exit_code = ExitCode.CHILD_LOST
+
+
+def unexpected(error: BaseException) -> KvstackError:
+    """
+    A fault of kvstack itself, in three parts.
+    """
+    return KvstackError(
+        "kvstack has a fault of its own",
+        f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+        "Please report it, with what `kvstack --debug` and the same command print.",
+    )

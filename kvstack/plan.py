@@ -4,27 +4,39 @@ What `up` is going to do: everything that can fail before a process is started.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 from kvstack.core.config import Config
-from kvstack.core.keylines import key_lines
+from kvstack.core.keylines import key_lines, line_of
 from kvstack.errors import ConfigError, KvstackError, ModelNotFound, Problem
-from kvstack.llama.command import Command, child_environment, server_argv
+from kvstack.llama.capabilities import Capabilities
+from kvstack.llama.command import Command, child_environment, judge_arguments, server_argv
 from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
 from kvstack.llama.memory import Kind
 from kvstack.process.facts import look_at_machine, look_at_model
 from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
 from kvstack.prompt.dialects import Api, api_of
+from kvstack.prompt.pattern import PatternError, compile_pattern
 from kvstack.prompt.rules import RuleSet, RuleSettings, compile_rules, parse_pack
 from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt, shares_nothing
 from kvstack.rundir import cache_dir
 from kvstack.snapshotfiles import make_directory
 
-__all__ = ["Plan", "load_rules", "load_warmup", "look_over", "make_plan"]
+__all__ = [
+    "Plan",
+    "load_rules",
+    "load_warmup",
+    "look_over",
+    "make_plan",
+    "pattern_problems",
+    "refuse_arguments",
+    "with_lines",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +85,14 @@ class Plan:
         return self.facts.shape is not None and self.facts.shape.needs_checkpoints
 
 
-def load_rules(config: Config, config_path: Path | None = None) -> RuleSet:
+def load_rules(config: Config, config_path: Path | None = None, numbers: Sequence[int] | None = None) -> RuleSet:
     """
     Read the packs that come with kvstack and compile them with the config's switches and rules.
 
     Args:
         config: The stack.
         config_path: Its file, to say in which line a rule is wrong.
+        numbers: Which numbers its rules have in the file, where some of that were left out.
 
     Raises:
         ConfigError: A rule of the config cannot be used.
@@ -99,10 +112,51 @@ def load_rules(config: Config, config_path: Path | None = None) -> RuleSet:
     try:
         return compile_rules(packs, settings)
     except ConfigError as error:
-        raise _with_lines(error, config_path) from None
+        alone = [
+            (f"rules.add.{number}.{key}", pattern)
+            for number, rule in enumerate(config.rules.add)
+            for key, patterns in (("pattern", rule.pattern), ("also", rule.also), ("same", rule.same))
+            for pattern in patterns or ()
+        ]
+        found = [*error.problems, *_unsaid(pattern_problems(alone), error.problems)]
+        if numbers is not None:
+            found = [replace(problem, path=_renumbered(problem.path, numbers)) for problem in found]
+        raise with_lines(ConfigError(error.source, found, error.next_step), config_path) from None
 
 
-def _with_lines(error: ConfigError, config_path: Path | None) -> ConfigError:
+def pattern_problems(patterns: Sequence[tuple[str, str]]) -> list[Problem]:
+    """
+    What is wrong with patterns alone, whatever the rules are that they belong to.
+
+    Args:
+        patterns: Key path and text of each.
+    """
+    found = []
+    for path, pattern in patterns:
+        try:
+            compile_pattern(pattern)
+        except PatternError as error:
+            found.append(Problem(path, f"{pattern!r}: {error}"))
+    return found
+
+
+def _unsaid(more: Sequence[Problem], said: Sequence[Problem]) -> list[Problem]:
+    """Those that are not among *said* already, be it under another key of their rule."""
+    told = {(problem.path.rpartition(".")[0], problem.message) for problem in said}
+    return [problem for problem in more if (problem.path.rpartition(".")[0], problem.message) not in told]
+
+
+def _renumbered(path: str, numbers: Sequence[int]) -> str:
+    parts = path.split(".")
+    if parts[:2] == ["rules", "add"] and len(parts) > 2:
+        parts[2] = str(numbers[int(parts[2])])
+    return ".".join(parts)
+
+
+def with_lines(error: ConfigError, config_path: Path | None) -> ConfigError:
+    """
+    The error with the line in the config file of each problem that has none yet.
+    """
     problems = [replace(problem, line=problem.line or _line(problem.path, config_path)) for problem in error.problems]
     return ConfigError(error.source, problems, error.next_step)
 
@@ -113,11 +167,7 @@ def _line(path: str, config_path: Path | None) -> int | None:
         lines = key_lines(config_path.read_text(encoding="utf-8")) if config_path is not None else {}
     except (OSError, UnicodeDecodeError):
         return None
-    while path:
-        if path in lines:
-            return lines[path]
-        path = path.rpartition(".")[0]
-    return None
+    return line_of(path, lines)
 
 
 def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> Plan:
@@ -271,6 +321,30 @@ def load_warmup(config: Config, config_path: Path | None = None) -> WarmupReques
     return None
 
 
+def refuse_arguments(config: Config, config_path: Path, environ: Mapping[str, str] | None) -> None:
+    """
+    Refuse arguments and variables in the config that would undo what kvstack needs.
+
+    Args:
+        config: The stack.
+        config_path: Its file, absolute.
+        environ: The environment of this process, in which a binary is looked for that knows all its flags; None to ask
+            no binary.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    capabilities: Capabilities | None = None
+    if environ is not None and not config.attached:
+        with contextlib.suppress(KvstackError):
+            env, _ = child_environment(config, environ)
+            capabilities = probe(find_binary(config, environ), env, cache_dir())
+    try:
+        judge_arguments(config, capabilities, source=str(config_path))
+    except ConfigError as error:
+        raise with_lines(error, config_path) from None
+
+
 def look_over(config: Config, config_path: Path, environ: Mapping[str, str]) -> list[KvstackError]:
     """
     Look for what the config names and this machine does not have, or not in a usable form.
@@ -299,9 +373,10 @@ def look_over(config: Config, config_path: Path, environ: Mapping[str, str]) -> 
             config, probe(binary, env, cache_dir()), str(binary), str(model) if model else None, source=str(config_path)
         )
     except ConfigError as error:
-        raise _with_lines(error, config_path) from None
+        raise with_lines(error, config_path) from None
     except KvstackError as error:
         found.append(error)
+        refuse_arguments(config, config_path, None)
     try:
         if model is not None and resolve_model(config, cache_dir()) is not None:
             _check_model(Facts(config, model=look_at_model(model)))

@@ -3,7 +3,7 @@ One stack's files: run file, lock and raw log in the state directory; what may b
 
 ```
 <state>/kvstack/NAME/run.json    who runs, where, and the token that acts on it (mode 0600)
-<state>/kvstack/NAME/ended.json  the error that ended the last run, until the next one begins
+<state>/kvstack/NAME/end.json    how the last stack ended, if an error ended it; gone with the next one's start
 <state>/kvstack/NAME/lock        held for the life of the stack
 <state>/kvstack/NAME/server.log  the llama-server's output as it came, and server.log.1, .2, ... before it
 <cache>/kvstack/                 assembled models, prefix snapshots, probed binaries
@@ -15,20 +15,31 @@ One stack's files: run file, lock and raw log in the state directory; what may b
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import threading
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import filelock
 import platformdirs
 
 from kvstack.errors import AlreadyRunning, KvstackError
+from kvstack.runfiles import EndFile, RunFile
 
-__all__ = ["LastEnd", "RawLog", "RunDir", "RunFile", "cache_dir", "names", "names_with_log", "new_token", "state_dir"]
+__all__ = [
+    "EndFile",
+    "RawLog",
+    "RunDir",
+    "RunFile",
+    "cache_dir",
+    "last_used",
+    "names",
+    "names_with_log",
+    "new_token",
+    "state_dir",
+]
 
 LOG_BYTES = 16 * 1024 * 1024
 LOG_FILES_KEPT = 3
@@ -57,96 +68,6 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile:
-    """
-    What another terminal needs to find and to trust a running stack.
-
-    Attributes:
-        name: The stack's name.
-        pid: Process id of kvstack.
-        started_s: Start time of that process as `kvstack.process.identity` gives it, in seconds: a pid alone may be
-            somebody else's by now.
-        proxy_url: Base URL of the proxy and the control routes.
-        token: Secret for the routes that act.
-        config_path: The config file, absolute.
-        log_path: The raw log of the llama-server.
-        version: Version of kvstack.
-        server_pid: Process id of the llama-server, or None (attached, or between two starts).
-        server_started_s: Its start time.
-        server_argv0: Its program, as it was started.
-        attached: Whether the llama-server is somebody else's, which keeps its own log.
-    """
-
-    name: str
-    pid: int
-    started_s: float
-    proxy_url: str
-    token: str
-    config_path: str
-    log_path: str
-    version: str
-    server_pid: int | None = None
-    server_started_s: float | None = None
-    server_argv0: str | None = None
-    attached: bool = False
-
-    def to_json(self) -> str:
-        """
-        The file's text.
-        """
-        return json.dumps(asdict(self), indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> RunFile | None:
-        """
-        Read a run file's text.
-
-        Returns:
-            None if the text is none that any kvstack wrote (half written by a full disk, edited by hand).
-        """
-        try:
-            data: Any = json.loads(text)
-        except ValueError:
-            return None
-        if not isinstance(data, dict):
-            return None
-        kinds: dict[str, tuple[type, ...]] = {
-            "pid": (int,),
-            "started_s": (int, float),
-            "server_pid": (int, type(None)),
-            "server_started_s": (int, float, type(None)),
-            "server_argv0": (str, type(None)),
-            "attached": (bool,),
-        }
-        # A newer kvstack may add fields; a missing or mistyped one is no run file of ours.
-        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        if not all(isinstance(value, kinds.get(name, (str,))) for name, value in known.items()):
-            return None
-        try:
-            return cls(**known)
-        except TypeError:
-            return None
-
-
-@dataclass(frozen=True, slots=True)
-class LastEnd:
-    """
-    The error that ended a run.
-
-    Attributes:
-        time_s: When, in seconds since the epoch.
-        what: What happened.
-        fact: What shows it.
-        next_step: What to do.
-    """
-
-    time_s: float
-    what: str
-    fact: str
-    next_step: str
-
-
 class RunDir:
     """
     The directory of one stack, by name.
@@ -157,7 +78,7 @@ class RunDir:
         self.path = state_dir() / name
         self.log_path = self.path / "server.log"
         self._run_path = self.path / "run.json"
-        self._end_path = self.path / "ended.json"
+        self._end_path = self.path / "end.json"
         self._lock = filelock.FileLock(self.path / "lock", blocking=False)
 
     def lock(self) -> None:
@@ -202,6 +123,15 @@ class RunDir:
         except (OSError, UnicodeDecodeError):
             return None
 
+    def read_end(self) -> EndFile | None:
+        """
+        How the last stack ended, or None if no error ended it.
+        """
+        try:
+            return EndFile.from_json(self._end_path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return None
+
     def write(self, run: RunFile) -> None:
         """
         Replace the run file at once: a reader sees the old text or the new one.
@@ -209,16 +139,14 @@ class RunDir:
         Raises:
             OSError: It cannot be written; the old one is still there, and nothing else.
         """
-        temporary = self._run_path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(run.to_json())
-            temporary.replace(self._run_path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        _replace(self._run_path, run.to_json())
+
+    def write_end(self, end: EndFile) -> None:
+        """
+        Leave word of how the stack ended.  Where that cannot be written, there is nobody to tell it to either.
+        """
+        with contextlib.suppress(OSError):
+            _replace(self._end_path, end.to_json())
 
     def set_server(self, pid: int | None, started_s: float | None, argv0: str | None) -> None:
         """
@@ -234,26 +162,25 @@ class RunDir:
         """
         self._run_path.unlink(missing_ok=True)
 
-    def note_end(self, end: LastEnd | None) -> None:
+    def forget_end(self) -> None:
         """
-        Keep how the run ended, if that was against its will, until the next one begins.
+        Another stack begins: how the last one ended is of no interest any more.
         """
-        with contextlib.suppress(OSError):  # it is only for the doctor
-            if end is None:
-                self._end_path.unlink(missing_ok=True)
-            else:
-                self._end_path.write_text(json.dumps(asdict(end)), encoding="utf-8")
+        with contextlib.suppress(OSError):  # Windows: somebody reads it in this moment
+            self._end_path.unlink(missing_ok=True)
 
-    def last_end(self) -> LastEnd | None:
-        """
-        How the last run ended, if that was against its will.
-        """
-        try:
-            data: Any = json.loads(self._end_path.read_text(encoding="utf-8"))
-            end = LastEnd(float(data["time_s"]), *(str(data[key]) for key in ("what", "fact", "next_step")))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-        return end
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def names() -> list[str]:
@@ -268,6 +195,22 @@ def names_with_log() -> list[str]:
     Names of all stacks whose log is there, running or not, in alphabetical order.
     """
     return sorted(path.parent.name for path in state_dir().glob("*/server.log"))
+
+
+def last_used() -> str | None:
+    """
+    Name of the stack that was started, or ended, last of all; None if there has never been one.
+    """
+
+    def changed_s(path: Path) -> float:
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    # Run files and ends come into a stack's directory and go from it, and that is what its time says.
+    directories = [path for path in state_dir().glob("*") if path.is_dir()]
+    return max(directories, key=changed_s).name if directories else None
 
 
 class RawLog:

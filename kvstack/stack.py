@@ -29,7 +29,7 @@ from kvstack.core.events import (
 )
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import ServerView, Snapshot
-from kvstack.errors import KvstackError, NotReady
+from kvstack.errors import KvstackError, NotReady, unexpected
 from kvstack.gate import Gate
 from kvstack.llama.log import LogReader
 from kvstack.plan import Plan
@@ -45,7 +45,7 @@ from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
 from kvstack.proxy.serve import ProxyServer
-from kvstack.rundir import LastEnd, RawLog, RunDir, RunFile, new_token
+from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
 from kvstack.snapshotting import PrefixSnapshots
 from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
 from kvstack.verifying import Verifier
@@ -104,6 +104,7 @@ class Stack:
         )
         self._server: ProxyServer | None = None
         self._listener: socket.socket | None = None
+        self._begun_s = 0.0
         self._supervisor = Supervisor(self._launch(), self._hooks(), self._raw_log)
 
     # What the control routes need
@@ -171,8 +172,9 @@ class Stack:
         """
         config = self._plan.config
         self._run_dir.lock()
-        self._run_dir.note_end(None)
+        self._begun_s = time.time()
         try:
+            self._run_dir.forget_end()
             await self._clear_the_way()
             listener = self._listener = self._bind()
             app = make_app(self._forward, self, self._token, kvstack.__version__)
@@ -189,17 +191,20 @@ class Stack:
                     if on_started is not None:
                         on_started()
                     await self._supervisor.run()
+                except Exception as error:
+                    # Before the proxy is silent: whoever finds it so is told why.
+                    self._leave_word(error)
+                    raise
                 finally:
                     proving.cancel()
                     server.stop()
                     await self._forward.close_exchanges(0)
                     # Here and not by the group: after an error that would cancel it in the middle of its own end.
                     await asyncio.wait({serving}, timeout=CLOSE_S)
-        except BaseExceptionGroup as group_error:
-            error = _the_one(group_error)
-            if isinstance(error, KvstackError):
-                self._run_dir.note_end(LastEnd(time.time(), error.what, error.fact, error.next_step))
-            raise error from None
+        except BaseException as caught:
+            chosen = _the_one(caught)
+            self._leave_word(chosen)
+            raise chosen from chosen.__cause__
         finally:
             await self._upstream.close()
             if self._listener is not None:
@@ -242,6 +247,7 @@ class Stack:
             str(self._run_dir.log_path),
             kvstack.__version__,
             attached=config.attached,
+            begun_s=self._begun_s,
         )
         try:
             self._run_dir.write(run)
@@ -251,6 +257,15 @@ class Stack:
                 f"{self._run_dir.path}: {error.strerror or error}",
                 "Free some space there, or set KVSTACK_STATE_DIR to another directory.",
             ) from None
+
+    def _leave_word(self, error: BaseException) -> None:
+        """For who asks later: in the background nobody sees what is said, and a terminal may be closed."""
+        if not isinstance(error, Exception):  # cancelled: a stop, and no error
+            return
+        told = error if isinstance(error, KvstackError) else unexpected(error)
+        name, path = self._plan.config.name, str(self._plan.config_path)
+        end = EndFile(name, os.getpid(), self._begun_s, time.time(), path, told.what, told.fact, told.next_step)
+        self._run_dir.write_end(end)
 
     # Parts
 
@@ -377,10 +392,12 @@ async def _first_of(wanted: Awaitable[_Result], other: asyncio.Task[None]) -> No
             await waiting
 
 
-def _the_one(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _the_one(error: BaseException) -> BaseException:
     """The error that a person should see of those that came together."""
-    ours, rest = group.split(KvstackError)
-    chosen: BaseException = ours if ours is not None else rest if rest is not None else group
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    ours, rest = error.split(KvstackError)
+    chosen: BaseException = ours if ours is not None else rest if rest is not None else error
     while isinstance(chosen, BaseExceptionGroup):
         chosen = chosen.exceptions[0]
     return chosen

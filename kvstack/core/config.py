@@ -9,18 +9,28 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvstack.core.keylines import key_lines
+from kvstack.core.keylines import key_lines, line_of
 from kvstack.core.rulespec import RulePatch
 from kvstack.core.settings import PACKAGED_MODELS, Config, Place, Proxy, Rules, Server, Warmup
 from kvstack.errors import ConfigError, Problem
 
-__all__ = ["Config", "Proxy", "Rules", "Server", "Warmup", "manual", "parse_config", "section_alone"]
+__all__ = [
+    "Config",
+    "Proxy",
+    "Rules",
+    "Server",
+    "Warmup",
+    "apply_overrides",
+    "manual",
+    "parse_config",
+    "table_lists_repaired",
+]
 
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -43,7 +53,8 @@ def parse_config(text: str, source: Path, home: Path, overrides: Sequence[str] =
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(source), [_syntax_problem(error, text)], _CORRECT_THE_LINE) from None
     lines = key_lines(text)
-    problems = _apply_overrides(raw, overrides, lines)
+    problems = apply_overrides(raw, overrides, lines)
+    problems += table_lists_repaired(raw, lines)
     raw.setdefault("name", source.stem)
     problems += _cross_problems(raw, lines)
     config: Config | None = None
@@ -56,29 +67,6 @@ def parse_config(text: str, source: Path, home: Path, overrides: Sequence[str] =
         ordered = sorted(unique.values(), key=lambda problem: (problem.line is None, problem.line or 0))
         raise ConfigError(str(source), ordered, _next_step(ordered, overrides))
     return config
-
-
-def section_alone(section: str, text: str, source: Path, home: Path, overrides: Sequence[str] = ()) -> Config | None:
-    """
-    A config of nothing but one section of the file, so that it can be checked further where other keys are wrong.
-
-    Args:
-        section: `rules` or `warmup`.
-        text: The TOML document.
-        source: The file's path.
-        home: What `~` stands for.
-        overrides: `key.path=value` items.
-
-    Returns:
-        None if that section cannot be read either.
-    """
-    try:
-        raw = tomllib.loads(text)
-        _apply_overrides(raw, overrides, {})
-        kept = {"name": section, "server": {"url": "http://127.0.0.1"}, section: raw.get(section, {})}
-        return Config.model_validate(kept, context=Place(source.parent, home))
-    except (tomllib.TOMLDecodeError, ValidationError):
-        return None
 
 
 _CORRECT_THE_LINE = (
@@ -115,9 +103,52 @@ def _syntax_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
     return Problem("", f"no valid TOML: {message}", text.count("\n") + 1)
 
 
-def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str], lines: dict[str, int]) -> list[Problem]:
+def apply_overrides(raw: dict[str, Any], overrides: Sequence[str], lines: dict[str, int]) -> list[Problem]:
+    """
+    Lay `key.path=value` items over a file's table.
+
+    Args:
+        raw: The table, which is changed.
+        overrides: The items.
+        lines: Where each key stands in the file; what is overridden stands there no more.
+
+    Returns:
+        What is wrong with them.
+    """
     found = (_apply_override(raw, override, lines) for override in overrides)
     return [problem for problem in found if problem is not None]
+
+
+def table_lists_repaired(raw: dict[str, Any], lines: dict[str, int]) -> list[Problem]:
+    """
+    Make a list of a table where a list of tables is meant, `[rules.add]` for `[[rules.add]]`, so that what it says is
+    checked as well.
+
+    Args:
+        raw: The file's table, which is changed.
+        lines: Where each key stands in the file; gets the keys of the list's first table.
+
+    Returns:
+        A problem for each, with the way to write it.
+    """
+    problems = []
+    for path in _TABLE_LISTS:
+        *sections, key = path.split(".")
+        table: Any = raw
+        for section in sections:
+            table = table.get(section) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(table.get(key), dict):
+            table[key] = [table[key]]
+            problems.append(Problem(path, f"is one table: {_write_list(path)}", lines.get(path)))
+            within = {name: line for name, line in lines.items() if name.startswith(f"{path}.")}
+            lines.update({f"{path}.0{name.removeprefix(path)}": line for name, line in within.items()})
+            if path in lines:
+                lines[f"{path}.0"] = lines[path]
+    return problems
+
+
+def _write_list(path: str) -> str:
+    return f"write [[{path}]], in double brackets, once for each"
 
 
 def _apply_override(raw: dict[str, Any], override: str, lines: dict[str, int]) -> Problem | None:
@@ -233,6 +264,8 @@ def _problem(details: ErrorDetails, lines: Mapping[str, int]) -> Problem:
         line = lines.get(path.rpartition(".")[0], lines.get("server.env") if path.startswith("server.env.") else None)
     if line is None and "." in path:
         line = lines.get(path.rpartition(".")[0]) if details["type"] == "missing" else line
+    if line is None and (of := next((one for one in _TABLE_LISTS if path.startswith(f"{one}.")), None)) is not None:
+        line = line_of(path, {name: number for name, number in lines.items() if f"{name}.".startswith(f"{of}.")})
     match details["type"]:
         case "extra_forbidden":
             return Problem(path, f"is no key of kvstack{_suggestion(path)}", line)
@@ -267,9 +300,13 @@ def _said(details: ErrorDetails, path: str) -> str:
         case "bool_type":
             return "must be true or false"
         case "dict_type" | "mapping_type" | "model_type" | "model_attributes_type":
+            if isinstance(details["loc"][-1], int):
+                return f"must be a table: {_write_list(path.rpartition('.')[0])}"
+            if isinstance(details["input"], list) and any(isinstance(one, dict) for one in details["input"]):
+                return f"must be one table: write [{path}], in single brackets, and only once"
             return "must be a table"
         case "tuple_type" | "list_type":
-            return "must be a list"
+            return f"must be a list of tables: {_write_list(path)}" if path in _TABLE_LISTS else "must be a list"
         case _:
             return details["msg"].replace("Input should", "must", 1).replace("String should", "must", 1)
 
@@ -317,6 +354,15 @@ def _fields(model: type[BaseModel], prefix: str = "", *, tables: bool = False) -
             yield from _fields(annotation, f"{prefix}{name}.", tables=tables)
         else:
             yield f"{prefix}{name}", field
+
+
+_TABLE_LISTS = tuple(
+    path
+    for path, field in _fields(Config)
+    if get_origin(field.annotation) is tuple
+    and all(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in get_args(field.annotation)[:1])
+)
+"""Keys whose value is a list of tables."""
 
 
 def manual() -> str:

@@ -8,9 +8,9 @@ key; it never judges the text, `tomllib` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-__all__ = ["key_lines"]
+__all__ = ["key_lines", "line_of"]
 
 
 def key_lines(text: str) -> dict[str, int]:
@@ -44,6 +44,26 @@ def key_lines(text: str) -> dict[str, int]:
             for end in range(1, len(key) + 1):
                 lines.setdefault(".".join(key[:end]), number)
     return lines
+
+
+def line_of(path: str, lines: Mapping[str, int]) -> int | None:
+    """
+    The line of a key, or of the nearest table around it.
+
+    Args:
+        path: Dotted key path.
+        lines: What `key_lines` found.
+
+    Returns:
+        None if nothing of the path stands in the text.
+    """
+    while path:
+        # Of what should be a list of tables, and is one table, the keys have no number.
+        for name in (path, path.replace(".0.", ".", 1)):
+            if name in lines:
+                return lines[name]
+        path = path.rpartition(".")[0]
+    return None
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:

@@ -15,7 +15,7 @@ from kvstack.errors import ConfigError, StartFailed
 from kvstack.llama.capabilities import Capabilities
 from kvstack.llama.extra_args import MASK, judge_env, judge_extra_args, masked
 
-__all__ = ["Command", "child_environment", "display_environment", "server_argv"]
+__all__ = ["Command", "child_environment", "display_environment", "judge_arguments", "server_argv"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,7 @@ def server_argv(
         StartFailed: This build cannot do what the config asks.
     """
     server = config.server
-    problems = [*judge_extra_args(server, capabilities), *judge_env(server, capabilities)]
-    if problems:
-        raise ConfigError(source or config.name, problems, "Remove what is named above, or use the key it names.")
+    judge_arguments(config, capabilities, source=source)
     _check_binary(capabilities, binary)
     if server.hf is not None and capabilities.has_tls is False:
         raise StartFailed(
@@ -73,6 +71,24 @@ def server_argv(
     notices: list[str] = []
     argv = [binary, *_arguments(config, capabilities, model, notices, snapshot_dir), *server.extra_args]
     return Command(tuple(argv), masked(argv), tuple(notices))
+
+
+def judge_arguments(config: Config, capabilities: Capabilities | None, *, source: str | None = None) -> None:
+    """
+    Refuse what would undo a flag that kvstack needs.
+
+    Args:
+        config: The stack; one that attaches to a running server has no arguments.
+        capabilities: What the binary can do; None if there is none to ask.
+        source: Name of the config file, for error messages.
+
+    Raises:
+        ConfigError: `extra_args` or `env` has such an item.
+    """
+    server = config.server
+    problems = [*judge_extra_args(server, capabilities), *judge_env(server, capabilities)]
+    if problems and not config.attached:
+        raise ConfigError(source or config.name, problems, "Remove what is named above, or use the key it names.")
 
 
 def child_environment(config: Config, inherited: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

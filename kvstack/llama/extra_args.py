@@ -156,14 +156,15 @@ _GUARDS = (
 )
 
 
-def judge_extra_args(server: Server, capabilities: Capabilities) -> Iterator[Problem]:
+def judge_extra_args(server: Server, asked: Capabilities | None) -> Iterator[Problem]:
     """
     What is wrong with `server.extra_args`.
 
     Args:
         server: The config's section.
-        capabilities: Of the binary that would get them.
+        asked: Of the binary that would get them; None if there is none, so that only what no build may get is wrong.
     """
+    capabilities = asked or Capabilities("unknown")
     for item in _flags(server.extra_args, capabilities):
         name, equals, _ = item.partition("=")
         name = spelling(name)
@@ -174,6 +175,8 @@ def judge_extra_args(server: Server, capabilities: Capabilities) -> Iterator[Pro
             yield Problem(
                 "server.extra_args", f"{name}=...: llama-server takes a flag and its value as two items of the list"
             )
+        elif asked is None:
+            continue
         elif name not in capabilities.flags:
             yield Problem(
                 "server.extra_args", f"{name} is no flag of this llama-server{_alternative(name, capabilities)}"
@@ -182,14 +185,15 @@ def judge_extra_args(server: Server, capabilities: Capabilities) -> Iterator[Pro
             yield Problem("server.extra_args", f"{name} {_REPLACES_MODEL}; set server.hf instead")
 
 
-def judge_env(server: Server, capabilities: Capabilities) -> Iterator[Problem]:
+def judge_env(server: Server, asked: Capabilities | None) -> Iterator[Problem]:
     """
     What is wrong with `[server.env]`: twins of guarded flags.
 
     Args:
         server: The config's section.
-        capabilities: Of the binary that would get them.
+        asked: Of the binary that would get them, or None if there is none.
     """
+    capabilities = asked or Capabilities("unknown")
     twins: dict[str, _Guard] = {}
     for guard in _GUARDS:
         for name in guard.names:

@@ -53,7 +53,7 @@ class Attachment:
             is_away = health is not Health.LOADING
             if health is not seen:
                 seen = health
-                end = f", given up after {patience_s:g} s" if is_away and patience_s is not None else ""
+                end = f", trying for up to {patience_s:g} s" if is_away and patience_s is not None else ""
                 say(_missed(health) + end)
             waited_s = self._clock() - began_s
             if is_away and patience_s is not None and waited_s >= patience_s:

@@ -345,7 +345,7 @@ class Supervisor:
                 self._notice(
                     "warning",
                     f"{self.state.value}: {progress.describe(now_s)}; "
-                    f"given up after {progress.timeout_s:g} s (shaders of a new build or driver take minutes)",
+                    f"waiting up to {progress.timeout_s:g} s (shaders of a new build or driver take minutes)",
                 )
 
     # The end of a child

@@ -121,7 +121,7 @@ def control_routes(
 
     def guarded(endpoint: Endpoint) -> Endpoint:
         async def check(request: Request) -> Response:
-            return await endpoint(request) if may_act(request) else _unauthorized()
+            return await endpoint(request) if may_act(request) else _unauthorized(stack.snapshot().name)
 
         return check
 
@@ -143,7 +143,10 @@ def control_routes(
             "detail": ended.detail,
         }
         ok = ended.outcome == "done"
-        return _answer(200 if ok else 409, "success" if ok else "error", ended.detail or ended.outcome, data)
+        text = ended.detail or ended.outcome
+        if ended.outcome == "no prefix known":
+            text += ": set warmup.request_file, warmup.system_prompt_file or warmup.system_prompt in the config"
+        return _answer(200 if ok else 409, "success" if ok else "error", text, data)
 
     async def stop(_: Request) -> Response:
         stack.request_stop("asked by `kvstack down`")
@@ -165,7 +168,7 @@ def control_routes(
     async def one_request(request: Request) -> Response:
         wants_text = "text" in request.query_params
         if wants_text and not may_act(request):
-            return _unauthorized()
+            return _unauthorized(stack.snapshot().name)
         number = request.path_params["number"]
         if number == "last":
             await _last_is_judged(stack)
@@ -190,8 +193,7 @@ def control_routes(
         if row is None:
             return _answer(404, "error", _which(snapshot, request.path_params["number"]))
         if kept is None:
-            text = f"the bodies of request {row.id} were not kept: set proxy.keep_bodies to a number of requests"
-            return _answer(404, "error", text)
+            return _answer(404, "error", _not_kept(row, history))
         edits = kept.edits()
         data: dict[str, Any] = {
             "request": row.id,
@@ -227,8 +229,22 @@ def control_routes(
     ]
 
 
-def _unauthorized() -> Response:
-    return _answer(401, "error", "this needs the token of the stack's run file")
+def _unauthorized(name: str) -> Response:
+    text = (
+        "this needs the header `Authorization: Bearer TOKEN`, with the token of the stack's run file "
+        f"({name}/run.json in kvstack's state directory)"
+    )
+    return _answer(401, "error", text)
+
+
+def _not_kept(row: RequestRow, history: History) -> str:
+    """Why a request's bodies cannot be shown, and the setting that it takes."""
+    if not history.keeps_bodies:
+        return (
+            f"the bodies of request {row.id} were not kept: set proxy.keep_bodies to a number of requests, "
+            "and start the stack again"
+        )
+    return f"the bodies of request {row.id} are not kept any more: proxy.keep_bodies says of how many requests they are"
 
 
 def _row(snapshot: Snapshot, number: str) -> RequestRow | None:

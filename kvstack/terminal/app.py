@@ -11,7 +11,7 @@ import typer
 from kvstack import __version__
 from kvstack.terminal import output
 
-__all__ = ["ConfigArgument", "JsonOption", "OverridesOption", "StackArgument", "app"]
+__all__ = ["ConfigArgument", "JsonOption", "KnownConfigArgument", "OverridesOption", "StackArgument", "app"]
 
 app = typer.Typer(
     name="kvstack",
@@ -28,6 +28,13 @@ StackArgument = Annotated[
     typer.Argument(metavar="NAME|CONFIG", help="A stack's name, or its config file. Default: the only running one."),
 ]
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="The stack's config file (TOML).")]
+KnownConfigArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG|NAME",
+        help="The stack's config file (TOML); or a stack's name, for the file that it was started with, as it is now.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
 OverridesOption = Annotated[
     list[str] | None,

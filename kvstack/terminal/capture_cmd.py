@@ -62,7 +62,8 @@ def capture(
         with _sink(file, append) as sink, client.follow(run, "capture") as lines:
             written = _Written(sink)
             try:
-                output.say(f"capturing the requests to {run.name} ({run.proxy_url}) into {sink.name}; Ctrl-C ends it")
+                whom = f"{run.name} ({run.proxy_url})"
+                output.say(f"capturing the requests to {whom} into {sink.name}; Ctrl-C ends the capture")
                 return _record(run, lines, written, count)
             finally:
                 output.say(f"wrote {plural(written.count, 'request')} to {sink.name}")
@@ -115,6 +116,8 @@ class _Written:
 
 
 def _record(run: RunFile, lines: Iterator[bytes], written: _Written, count: int | None) -> output.Result:
+    from kvstack.terminal import ended  # noqa: PLC0415 - only when the verb runs
+
     for line in lines:
         if line.isspace():
             continue
@@ -125,13 +128,15 @@ def _record(run: RunFile, lines: Iterator[bytes], written: _Written, count: int 
         written.add(line)
         if written.count == count:
             return output.Result(None, "")
+    told = ended.told(run.name, run.pid)
     if count is not None:
+        after = f"after {written.count:,} of {plural(count, 'request')}"
         raise NotRunning(
             f"The stack {run.name!r} has ended",
-            f"after {written.count:,} of {plural(count, 'request')}",
-            f"Start it: `kvstack up {run.config_path}`.",
+            after if told is None else f"{after}\n{told.how}",
+            f"Start it: `kvstack up {run.config_path}`." if told is None else told.next_step,
         )
-    output.say(f"{run.name} has ended")
+    output.say(f"{run.name} has ended" if told is None else told.how)
     return output.Result(None, "")
 
 

@@ -18,8 +18,8 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, as_json: Js
     """
     Check a config file and name every problem.
 
-    Keys, rules and the warm-up's prompt, all at once, each problem with its key and line; then whether this machine has
-    the binary and the model. Starts no server.
+    Keys, rules, llama-server's arguments and the warm-up's prompt, all at once, each problem with its key and line;
+    then whether this machine has the binary and the model. Starts no server.
     """
 
     def action() -> output.Result:

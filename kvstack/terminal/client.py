@@ -21,9 +21,21 @@ from urllib.parse import quote, urlsplit
 
 from kvstack.errors import KvstackError, NotReady, NotRunning, UsageError
 from kvstack.process.identity import ProcessIdentity, is_alive
-from kvstack.rundir import RunDir, RunFile, names, names_with_log
+from kvstack.rundir import RunDir, RunFile, last_used, names, names_with_log
+from kvstack.terminal import ended
 
-__all__ = ["Answer", "act", "alive", "fetch", "fetch_status", "find", "find_dir", "follow", "stack_name"]
+__all__ = [
+    "Answer",
+    "act",
+    "alive",
+    "config_of",
+    "fetch",
+    "fetch_status",
+    "find",
+    "find_dir",
+    "follow",
+    "stack_name",
+]
 
 STATUS_TIMEOUT_S = 5.0
 SILENCE_S = 30.0
@@ -63,6 +75,16 @@ def stack_name(target: str) -> str:
     return name if isinstance(name, str) and name else path.stem
 
 
+def config_of(name: str) -> str | None:
+    """
+    The config file of the stack of that name, if one runs, or one was ended by an error or killed.
+    """
+    if not _safe(name):
+        return None
+    known = RunDir(name).read() or RunDir(name).read_end()
+    return known.config_path if known is not None else None
+
+
 def alive(run: RunFile) -> bool:
     """
     Whether the kvstack process of a run file lives.
@@ -78,14 +100,14 @@ def find(target: str | None) -> RunFile:
         target: A name, a config file's path, or None for the only running one.
 
     Raises:
-        NotRunning: There is none.
+        NotRunning: There is none; it says how the last one ended, if an error ended it.
         UsageError: None is named and several run.
     """
     if target is not None:
         name = stack_name(target)
         run = _read(name)
         if run is None:
-            raise NotRunning(f"No stack named {name!r} is running", _others(name), "Start it: `kvstack up CONFIG`.")
+            raise _none_named(name)
         if not alive(run):
             raise _stale(run)
         return run
@@ -96,9 +118,14 @@ def find(target: str | None) -> RunFile:
         raise UsageError("Several stacks are running", listed, "Say which one is meant, by its name.")
     if living:
         return living[0]
-    if len(runs) == 1:
-        raise _stale(runs[0])
-    raise NotRunning("No stack is running", "", "Start one: `kvstack up CONFIG`.")
+    last = last_used() or ""
+    killed = runs if len(runs) == 1 else [run for run in runs if run.name == last]
+    told = ended.told(last)
+    if killed and told is None:
+        raise _stale(killed[0])
+    if told is None:
+        raise NotRunning("No stack is running", "", "Start one: `kvstack up CONFIG`.")
+    raise NotRunning("No stack is running", f"the last one: {told.how}", told.next_step)
 
 
 def find_dir(target: str | None) -> tuple[RunDir, NotRunning | None]:
@@ -258,6 +285,9 @@ def _connection(run: RunFile, timeout_s: float) -> http.client.HTTPConnection:
 
 
 def _silent(run: RunFile, error: Exception) -> KvstackError:
+    told = ended.told(run.name, run.pid)
+    if told is not None:
+        return NotRunning(f"The stack {run.name!r} has just ended", told.how, told.next_step)
     if not alive(run):
         return NotRunning(
             f"The stack {run.name!r} has just ended", f"pid {run.pid}", f"Start it: `kvstack up {run.config_path}`."
@@ -311,10 +341,22 @@ def _read(name: str) -> RunFile | None:
 
 
 def _stale(run: RunFile) -> NotRunning:
+    killed = f"its run file names pid {run.pid}, which has ended without clearing up (killed, or the machine restarted)"
     return NotRunning(
         f"The stack {run.name!r} is not running",
-        f"its run file names pid {run.pid}, which has ended without clearing up (killed, or the machine restarted)",
+        "\n".join([killed, *ended.last_written(run.name, run.begun_s)]),
         f"Start it again: `kvstack up {run.config_path}`.",
+    )
+
+
+def _none_named(name: str) -> NotRunning:
+    told = ended.told(name) if _safe(name) else None
+    facts = [f"the last one: {told.how}"] if told is not None else []
+    others = _others(name)
+    return NotRunning(
+        f"No stack named {name!r} is running",
+        "\n".join([*facts, others] if others else facts),
+        "Start it: `kvstack up CONFIG`." if told is None else told.next_step,
     )
 
 

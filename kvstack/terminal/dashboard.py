@@ -40,14 +40,18 @@ BOTH_FROM_WIDTH = 72
 THRESHOLD_FROM_WIDTH = 90
 
 
-def render(snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE) -> Group:
+def render(
+    snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE, *, watching: bool = False
+) -> Group:
     """
     One frame as something that rich can print.
     """
-    return Group(*frame(snapshot, width, height, now_s, glyphs))
+    return Group(*frame(snapshot, width, height, now_s, glyphs, watching=watching))
 
 
-def frame(snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE) -> list[Text]:
+def frame(
+    snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE, *, watching: bool = False
+) -> list[Text]:
     """
     One frame.
 
@@ -57,6 +61,7 @@ def frame(snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Gly
         height: In lines.
         now_s: The present, in seconds since the epoch.
         glyphs: Shapes that the terminal can show.
+        watching: Whether the stack runs elsewhere: Ctrl-C leaves the view then, and the stack goes on.
 
     Returns:
         Exactly *height* lines of exactly *width* cells.
@@ -65,7 +70,7 @@ def frame(snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Gly
     head = head_lines(snapshot, width, now_s, glyphs)
     if height >= CHART_FROM_HEIGHT:
         head[-1:] = _tall_history(snapshot, width, glyphs)
-    foot = _foot(snapshot, width, glyphs)
+    foot = _foot(snapshot, width, glyphs, watching=watching)
     room = height - len(head) - len(foot)
     lines = head + _middle(snapshot, width, max(0, room), now_s, glyphs)
     lines = lines[: height - len(foot)]
@@ -342,7 +347,7 @@ def _log(snapshot: Snapshot, width: int, room: int, glyphs: Glyphs) -> list[Text
     return [title, *(piece(f" {one_line(line)}", "dim") for line in snapshot.log_lines[-(room - 1) :])]
 
 
-def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
+def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs, *, watching: bool) -> list[Text]:
     left = piece(f" {one_line(snapshot.proxy_url)}", "cyan")
     totals, log = snapshot.totals, snapshot.log
     notes: list[tuple[str, str]] = []
@@ -352,7 +357,8 @@ def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         notes.append((f"  {figures.plural(log.drift, 'log record')} not understood", "yellow"))
     if totals.ts_removed or totals.msg_ids_removed:
         notes.append((f"  stripped: ids {totals.msg_ids_removed:,}, ts {totals.ts_removed:,}", "dim"))
-    right = piece("Ctrl-C again kills " if snapshot.state is State.STOPPING else "Ctrl-C stops ", "dim")
+    stops = "again kills" if snapshot.state is State.STOPPING else "stops"
+    right = piece(f"Ctrl-C {'leaves' if watching else stops} ", "dim")
     for text, style in notes:
         if left.cell_len + len(text) + right.cell_len < width:
             left.append(text, style)

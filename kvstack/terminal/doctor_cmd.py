@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstack.errors import ExitCode, KvstackError
 from kvstack.terminal import output
-from kvstack.terminal.app import ConfigArgument, JsonOption, OverridesOption, app
+from kvstack.terminal.app import JsonOption, KnownConfigArgument, OverridesOption, app
 from kvstack.terminal.figures import duration
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ __all__ = ["doctor"]
 
 
 @app.command()
-def doctor(config: ConfigArgument, overrides: OverridesOption = None, as_json: JsonOption = False) -> None:
+def doctor(config: KnownConfigArgument, overrides: OverridesOption = None, as_json: JsonOption = False) -> None:
     """
     Examine a config, its machine and its running stack.
 
@@ -43,7 +43,7 @@ def doctor(config: ConfigArgument, overrides: OverridesOption = None, as_json: J
         from kvstack.llama.doctor import Severity, diagnose  # noqa: PLC0415 - other verbs need none of this
         from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - see above
 
-        parsed, path = load_checked(config, overrides)
+        parsed, path = load_checked(_file(config), overrides)
         bare, failed, log = _facts(parsed, path)
         facts = _with_log(bare, log)
         found = (*failed, *_with_source(diagnose(facts), diagnose(bare), log))
@@ -72,6 +72,15 @@ def doctor(config: ConfigArgument, overrides: OverridesOption = None, as_json: J
         return output.Result(data, lambda console: _drawn(console, found, facts, log), ExitCode.ERROR, error)
 
     output.deliver("doctor", as_json, action)
+
+
+def _file(target: str) -> str:
+    """The config file that is meant: a file, or that of the stack of this name."""
+    from pathlib import Path  # noqa: PLC0415 - see above
+
+    from kvstack.terminal import client  # noqa: PLC0415 - see above
+
+    return target if Path(target).expanduser().is_file() else client.config_of(target) or target
 
 
 def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], LastLog]:
@@ -195,13 +204,13 @@ def _last_end(config: Config, config_path: Path) -> tuple[str, str, str] | None:
     """How the last run ended, unless the config was changed since: what it was then may be mended."""
     from kvstack.rundir import RunDir  # noqa: PLC0415 - see above
 
-    end = RunDir(config.name).last_end()
+    end = RunDir(config.name).read_end()
     try:
-        if end is None or config_path.stat().st_mtime > end.time_s:
+        if end is None or config_path.stat().st_mtime > end.ended_s:
             return None
     except OSError:
         return None
-    ago = f"{duration(max(0.0, time.time() - end.time_s))} ago"
+    ago = f"{duration(max(0.0, time.time() - end.ended_s))} ago"
     return f"The stack's last run failed: {end.what}", f"{end.fact}\n{ago}" if end.fact else ago, end.next_step
 
 

@@ -61,6 +61,7 @@ class Dashboard:
         read: Gives the Snapshot to draw; called from the drawing thread.
         stream: The terminal.
         clock: The present, in seconds since the epoch.
+        watching: Whether the stack runs elsewhere, so that Ctrl-C leaves the view alone.
 
     Attributes:
         error: Why drawing ended early, if it did.
@@ -69,13 +70,19 @@ class Dashboard:
     """
 
     def __init__(
-        self, read: Callable[[], Snapshot], stream: TextIO | None = None, clock: Callable[[], float] = time.time
+        self,
+        read: Callable[[], Snapshot],
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
+        *,
+        watching: bool = False,
     ) -> None:
         self.error: Exception | None = None
         self.is_stuck = False
         self._read = read
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
+        self._watching = watching
         self._leave = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="dashboard", daemon=True)
         self._quiet = contextlib.ExitStack()
@@ -110,7 +117,8 @@ class Dashboard:
             while not last:
                 last = self._leave.is_set()
                 width, height = screen.size
-                live.update(render(self._read(), width, height, self._clock(), glyphs), refresh=True)
+                picture = render(self._read(), width, height, self._clock(), glyphs, watching=self._watching)
+                live.update(picture, refresh=True)
                 self._leave.wait(INTERVAL_S)
 
 

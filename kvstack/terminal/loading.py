@@ -4,6 +4,7 @@ Reads a config file for the verbs that need all of it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ def load_config(path: str, overrides: Sequence[str] | None) -> tuple[Config, Pat
 
 def load_checked(path: str, overrides: Sequence[str] | None) -> tuple[Config, Path]:
     """
-    Parse a config file, and what is part of it: its rules, and the prompt that it names for the warm-up.
+    Parse a config file, and what is part of it: its rules, the prompt that it names for the warm-up, its arguments.
 
     Args:
         path: As the person gave it.
@@ -50,29 +51,10 @@ def load_checked(path: str, overrides: Sequence[str] | None) -> tuple[Config, Pa
     Raises:
         ConfigError: Something of that cannot be used; all problems are named, wherever they are.
     """
-    from kvstack.core.config import parse_config, section_alone  # noqa: PLC0415 - see above
-    from kvstack.plan import load_rules, load_warmup  # noqa: PLC0415 - see above
+    from kvstack.checking import check_config  # noqa: PLC0415 - see above
 
     source, text = _read(path)
-    errors: list[ConfigError] = []
-    config: Config | None = None
-    try:
-        config = parse_config(text, source, Path.home(), overrides or ())
-    except ConfigError as error:
-        errors.append(error)
-    for section, load in (("rules", load_rules), ("warmup", load_warmup)):
-        readable = config or section_alone(section, text, source, Path.home(), overrides or ())
-        try:
-            if readable is not None:
-                load(readable, source)
-        except ConfigError as error:
-            errors.append(error)
-    if config is not None and not errors:
-        return config, source
-    problems = {(problem.path, problem.message): problem for error in errors for problem in error.problems}
-    ordered = sorted(problems.values(), key=lambda problem: (problem.line is None, problem.line or 0))
-    steps = dict.fromkeys(line for error in errors for line in error.next_step.splitlines())
-    raise ConfigError(str(source), ordered, "\n".join(steps))
+    return check_config(text, source, Path.home(), overrides or (), os.environ), source
 
 
 def _read(path: str) -> tuple[Path, str]:
@@ -82,8 +64,20 @@ def _read(path: str) -> tuple[Path, str]:
     except UnicodeDecodeError:
         raise ConfigError(path, [Problem("", "is not UTF-8 text")], "A config is a TOML file.") from None
     except OSError as error:
+        near = _near(path) if isinstance(error, FileNotFoundError) else []
         raise ConfigError(
             path,
             [Problem("", f"cannot be read: {error.strerror or error}")],
-            "Give the path of a config file; `configs/` has some to begin with.",
+            f"Give the path of a config file: {' or '.join(f'`{one}`' for one in near)}?"
+            if near
+            else "Give the path of a config file; `configs/` has some to begin with.",
         ) from None
+
+
+def _near(path: str) -> list[str]:
+    """Files that may be meant where a stack's name is given, or a name without its directory."""
+    from kvstack.terminal.client import config_of  # noqa: PLC0415 - only where it went wrong
+
+    name = Path(path).name
+    tried = [config_of(path), f"{path}.toml", f"configs/{name}", f"configs/{name}.toml"]
+    return [one for one in dict.fromkeys(tried) if one and Path(one).expanduser().is_file()]

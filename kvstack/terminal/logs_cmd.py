@@ -37,7 +37,7 @@ def logs(
     """
 
     def action() -> output.Result:
-        from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+        from kvstack.terminal import client, ended  # noqa: PLC0415 - only when the verb runs
         from kvstack.terminal.logfile import Follower, last_lines  # noqa: PLC0415 - only when the verb runs
 
         if follow and as_json:
@@ -61,7 +61,8 @@ def logs(
             for line in follower.more():
                 output.write(line)
             if not living:
-                output.say(f"{run.name} has ended")
+                told = ended.told(run.name, run.pid)
+                output.say(f"{run.name} has ended" if told is None else told.how)
                 break
             time.sleep(POLL_S)
         return output.Result(data, "")

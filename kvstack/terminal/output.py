@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from kvstack.errors import ExitCode, KvstackError
+from kvstack.errors import ExitCode, KvstackError, unexpected
 from kvstack.terminal.figures import one_line
 
 if TYPE_CHECKING:
@@ -303,14 +303,3 @@ def fail(command: str, as_json: bool, error: KvstackError, cause: BaseException 
     else:
         say_error(error)
     return int(error.exit_code)
-
-
-def unexpected(error: BaseException) -> KvstackError:
-    """
-    A fault of kvstack itself, in three parts.
-    """
-    return KvstackError(
-        "kvstack has a fault of its own",
-        f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
-        "Please report it, with what `kvstack --debug` and the same command print.",
-    )

@@ -36,8 +36,8 @@ def status(
         bool,
         typer.Option(
             "--watch",
-            help="Go on until Ctrl-C: the dashboard, or one line per request in a pipe; with --json one envelope per "
-            "line (JSON Lines), at once and after each change.",
+            help="Go on until Ctrl-C, which leaves the view and not the stack: the dashboard, or one line per request "
+            "in a pipe; with --json one envelope per line (JSON Lines), at once and after each change.",
         ),
     ] = False,
 ) -> None:
@@ -105,7 +105,7 @@ def _watch(run: RunFile, as_json: bool) -> output.Result:
     from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - only on a terminal
 
     seen = snapshot_from_dict(data)
-    with Dashboard(lambda: seen):
+    with Dashboard(lambda: seen, watching=True):
         while True:
             time.sleep(WATCH_S)
             seen = snapshot_from_dict(client.fetch_status(run))

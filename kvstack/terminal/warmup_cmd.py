@@ -35,11 +35,12 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
                 raise NotReady(
                     f"The stack {run.name!r} is not ready", f"state: {status.get('state')}", "Wait until it is."
                 )
+            unknown = data.get("outcome") == "no prefix known"
             raise KvstackError(
-                "The warm-up failed" if data.get("outcome") != "no prefix known" else "There is nothing to warm up",
-                answer.message,
-                "Set warmup.request_file or warmup.system_prompt in the config."
-                if data.get("outcome") == "no prefix known"
+                "There is nothing to warm up" if unknown else "The warm-up failed",
+                "no prefix known" if unknown else answer.message,
+                f"Set warmup.request_file or warmup.system_prompt in {run.config_path}, and start the stack again."
+                if unknown
                 else "Look at the log of the llama-server that it is attached to."
                 if run.attached
                 else f"See `kvstack logs {run.name}`.",

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
+from typing import Literal
 
 from kvstack.bus import Bus, Subscription
 from kvstack.core.events import Event, WarmupEnded
@@ -52,6 +53,7 @@ class FakeStack:
 
     stopped: list[str] = field(default_factory=list)
     ready: bool = True
+    outcome: Literal["done", "no prefix known"] = "done"
     bus: Bus = field(default_factory=lambda: Bus(Snapshot("test", "http://127.0.0.1:0")))
 
     def snapshot(self) -> Snapshot:
@@ -72,7 +74,7 @@ class FakeStack:
         """Done, unless it is not ready."""
         if not self.ready:
             raise NotReady("The stack is not ready")
-        return WarmupEnded(0.0, "done", 10, 10, 1.0)
+        return WarmupEnded(0.0, self.outcome, 10, 10, 1.0)
 
     def request_stop(self, reason: str) -> None:
         """Remember that somebody asked."""

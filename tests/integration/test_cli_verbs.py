@@ -125,9 +125,45 @@ def test_a_life_in_the_background(llama_server: Path, model_path: dict[str, Path
         assert b"box has ended" in talked
         assert follower.returncode == 0
         for verb in ("status", "down", "warmup"):
-            assert kvstack(verb, "box").returncode == 4
+            gone = kvstack(verb, "box")
+            assert (gone.returncode, gone.stderr.splitlines()[1]) == (4, "next:  Start it: `kvstack up CONFIG`.")
         after = kvstack("logs", "box", "-n", "2")
         assert (after.returncode, after.stdout.count("\n")) == (4, 2)
+
+
+@real
+def test_a_death_in_the_background_is_told_afterwards(
+    llama_server: Path, model_path: dict[str, Path], tmp_path: Path
+) -> None:
+    """Whoever watches is told why it ended, and whoever asks later too, with the file of what `up` said."""
+    config, _ = real_config(tmp_path, llama_server, model_path["dense"])
+    with ended_after("box"):
+        overrides = ("--set", "server.max_restarts=0", "--set", "warmup.enabled=false")
+        assert kvstack("up", "-d", "--wait", str(config), *overrides).returncode == 0
+        watching = [
+            subprocess.Popen([sys.executable, "-m", "kvstack", *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for verb in (("status", "--watch"), ("logs", "-f", "-n", "0"))
+        ]
+        time.sleep(1.0)
+        run = RunDir("box").read()
+        assert run is not None
+        assert run.server_pid is not None
+        os.kill(run.server_pid, signal.SIGKILL)
+        talks = [one.communicate(timeout=30)[1].decode() for one in watching]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(run.pid).wait(30)
+        said = RunDir("box").path / "up.log"
+        what = said.read_text().rpartition("error: ")[2].splitlines()[0]
+        assert "SIGKILL" in said.read_text()
+        for verb in (("status",), ("down", "box"), ("logs",), ("warmup", "box")):
+            result = kvstack(*verb)
+            assert result.returncode == 4
+            talks.append(result.stderr)
+        for talk in talks:
+            assert what in talk
+            assert "server.max_restarts is 0" in talk
+            assert str(said) in talk
+            assert "'box' ended 20" in talk
 
 
 @real

@@ -310,7 +310,36 @@ async def test_a_diff_is_shown_if_bodies_are_kept_and_to_the_owner_alone() -> No
         assert [hit["rule"] for hit in data["hits"]] == ["openclaw.timestamps"]
         status, _, body = await exchange(running.port, http("GET", "/kvstack/requests/1/diff", b"", TOKEN))
         assert status == 404
-        assert "proxy.keep_bodies" in json.loads(body)["message"]
+        assert "not kept any more: proxy.keep_bodies" in json.loads(body)["message"]
+
+
+async def test_a_refusal_names_what_to_turn_on() -> None:
+    """The setting where one is off, the header and its file where the token is missing."""
+    async with run_stub(answer(ANSWER)) as stub, proxy(stub) as running:
+
+        async def told(method: str, path: str, *headers: str) -> tuple[int, str]:
+            status, _, body = await exchange(running.port, http(method, path, b"", *headers))
+            message = json.loads(body)["message"]
+            assert isinstance(message, str)
+            return status, message
+
+        await exchange(running.port, http("POST", CHAT, chat("S", 0)))
+        for method, path in (
+            ("GET", "/kvstack/requests/1/diff"),
+            ("GET", "/kvstack/requests/1?text=1"),
+            ("GET", "/kvstack/capture"),
+            ("POST", "/kvstack/warmup"),
+            ("POST", "/kvstack/stop"),
+        ):
+            status, message = await told(method, path)
+            assert status == 401
+            assert "`Authorization: Bearer TOKEN`" in message
+            assert "test/run.json" in message
+        status, message = await told("GET", "/kvstack/requests/1/diff", TOKEN)
+        assert (status, "set proxy.keep_bodies to a number" in message) == (404, True)
+        running.stack.outcome = "no prefix known"
+        status, message = await told("POST", "/kvstack/warmup", TOKEN)
+        assert (status, "warmup.request_file" in message) == (409, True)
 
 
 async def test_a_side_request_does_not_continue_the_conversation() -> None:

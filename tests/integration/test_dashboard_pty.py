@@ -206,7 +206,7 @@ def test_status_watch_draws_the_same_and_ends_with_the_stack(
         post(port, CHAT, {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4})
         watch = [sys.executable, "-m", "kvstack", "status", "--watch", str(config)]
         with run_in_terminal(watch, 100, 30) as other:
-            there = other.wait_for(lambda lines: _ready(lines) and len(_rows(lines)[1]) == 1)
+            there = other.wait_for(lambda lines: lines[-1].endswith("Ctrl-C leaves") and len(_rows(lines)[1]) == 1)
             here = terminal.wait_for(lambda lines: len(_rows(lines)[1]) == 1)
             assert _rows(there) == _rows(here)
             terminal.press(b"\x03")

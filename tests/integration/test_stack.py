@@ -5,6 +5,8 @@ The composition root, on a stub upstream that is attached to.
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from kvstack.core.events import StateChanged
 from kvstack.core.lifecycle import State
 from kvstack.errors import ExitCode, StartFailed
 from kvstack.plan import make_plan
-from kvstack.rundir import names
+from kvstack.rundir import RunDir, names
 from kvstack.stack import Stack
 from tests.integration.proxy_rig import BODY, CHAT, answer, closed_port, exchange, http
 from tests.integration.stub_upstream import Received, StubUpstream, run_stub
@@ -131,13 +133,35 @@ async def test_a_server_that_is_not_there_ends_the_start() -> None:
         await asyncio.wait_for(stack.run(), 10)
     assert caught.value.exit_code is ExitCode.START_FAILED
     assert names() == []
-    end = stack._run_dir.last_end()
+    end = RunDir("t").read_end()
     assert end is not None
     assert (end.what, end.fact, end.next_step) == (caught.value.what, caught.value.fact, caught.value.next_step)
+    assert (end.pid, end.config_path) == (os.getpid(), str(Path("/t.toml")))
+    assert time.time() - 20 < end.begun_s < end.ended_s <= time.time()
     again = make_stack(closed_port(), closed_port())
     again._run_dir.lock()
     again._run_dir.unlock()
     await again._upstream.close()
+
+
+async def test_word_of_an_end_is_left_for_errors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of our own leaves word too; the next start takes it away, and an orderly stop leaves none."""
+    port = closed_port()
+    async with run_stub(answer(b"{}")) as stub:
+        broken = make_stack(stub.port, port)
+
+        async def fault() -> None:
+            raise ValueError("odd")
+
+        monkeypatch.setattr(broken._supervisor, "run", fault)
+        with pytest.raises(ValueError, match="odd"):
+            await asyncio.wait_for(broken.run(), 10)
+        end = RunDir("t").read_end()
+        assert end is not None
+        assert (end.what, end.fact) == ("kvstack has a fault of its own", "ValueError: odd")
+        async with running(stub, port):
+            assert RunDir("t").read_end() is None
+        assert RunDir("t").read_end() is None
 
 
 async def test_a_warm_up_that_is_off_at_the_start_can_be_asked_for() -> None:

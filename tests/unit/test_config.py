@@ -145,6 +145,32 @@ def test_keys_that_contradict_each_other_are_a_problem(text: str, path: str, lin
     assert (problem.path, problem.line) == (path, line)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('[rules.add]\nname = "a"\n', [(3, "rules.add")]),
+        ('[rules]\nadd = { name = "a", where = "top" }\n', [(4, "rules.add"), (4, "rules.add.0.where")]),
+        ('[rules.add]\nname = "a"\npatern = "x"\n', [(3, "rules.add"), (5, "rules.add.0.patern")]),
+        ('[rules]\nadd = "x"\n', [(4, "rules.add")]),
+        ('[rules]\nadd = ["x"]\n', [(4, "rules.add.0")]),
+    ],
+)
+def test_one_table_for_a_list_of_tables_names_the_double_brackets(text: str, found: list[tuple[int, str]]) -> None:
+    """The way to write it is said, and what the table holds is checked as well, with its lines."""
+    named = problems('[server]\nmodel = "m"\n' + text)
+    assert [(problem.line, problem.path) for problem in named] == found
+    assert "write [[rules.add]]" in named[0].message
+
+
+@pytest.mark.parametrize("section", ["server", "proxy", "rules", "warmup"])
+def test_a_list_of_tables_for_a_section_names_the_single_brackets(section: str) -> None:
+    """The other way round: `[[proxy]]`."""
+    text = f"[[{section}]]\n" + ("" if section == "server" else '[server]\nmodel = "m"\n')
+    (problem,) = [one for one in problems(text) if one.path == section and "bracket" in one.message]
+    assert problem.message.startswith(f"must be one table: write [{section}]")
+    assert problem.line == 1
+
+
 def test_values_are_shown_as_the_file_writes_them() -> None:
     """A person who wrote TOML reads TOML: no True, no quotes of another language, no bare pattern."""
     text = (

@@ -182,7 +182,7 @@ async def test_loading_has_no_total_limit() -> None:
         await world.wait(10)
         with pytest.raises(StartFailed, match="stalled"):
             await task
-    assert any("given up after 600 s" in text for text in world.notices)
+    assert any("waiting up to 600 s" in text for text in world.notices)
 
 
 @pytest.mark.parametrize("what", ["memory", "disk"])
@@ -612,7 +612,7 @@ async def test_what_an_attached_server_does_is_told() -> None:
     world.health = Health.REFUSED
     async with world.running():
         await world.wait(3)
-        assert world.reason == "nothing answers (connection refused), given up after 10 s"
+        assert world.reason == "nothing answers (connection refused), trying for up to 10 s"
         world.health = Health.LOADING
         await world.wait(3)
         assert world.reason == "it loads its model"

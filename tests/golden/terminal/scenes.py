@@ -188,7 +188,7 @@ def scenes() -> dict[str, Snapshot]:
         ),
         "refused": snapshot(
             state=State.LOADING,
-            reason="nothing answers (connection refused), given up after 10 s",
+            reason="nothing answers (connection refused), trying for up to 10 s",
             state_since_s=NOW_S - 7,
             started_s=NOW_S - 7,
             warmup=WarmupView(),

@@ -159,12 +159,22 @@ def test_the_first_frame_says_that_it_starts() -> None:
     assert ":12345" in text
 
 
+@pytest.mark.parametrize("state", list(State))
+def test_who_watches_is_told_what_ctrl_c_does_there(state: State) -> None:
+    """In another terminal it leaves the view, in whatever state the stack is; in its own it stops or kills."""
+    picture = replace(scenes()["working"], state=state)
+    there = frame(picture, 80, 24, NOW_S, watching=True)[-1].plain.rstrip()
+    here = frame(picture, 80, 24, NOW_S)[-1].plain.rstrip()
+    assert there.endswith("  Ctrl-C leaves")
+    assert here.endswith("Ctrl-C again kills" if state is State.STOPPING else "  Ctrl-C stops")
+
+
 def test_a_server_that_refuses_is_named() -> None:
     """Attached to nobody: the frame names the address and what happens there, and claims no load of a model."""
     lines = [line.plain for line in frame(scenes()["refused"], 100, 30, NOW_S)]
     assert "192.168.1.20:8080" in lines[0]
     text = "\n".join(lines)
-    assert "http://192.168.1.20:8080: nothing answers (connection refused), given up after 10 s" in text
+    assert "http://192.168.1.20:8080: nothing answers (connection refused), trying for up to 10 s" in text
     for words in ("loads the model", "load the model", "start llama-server", "shaders"):
         assert words not in text
 

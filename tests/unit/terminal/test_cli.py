@@ -17,7 +17,7 @@ from kvstack import __version__
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import ServerView, Snapshot
 from kvstack.process.identity import identify
-from kvstack.rundir import RunDir, RunFile
+from kvstack.rundir import EndFile, RunDir, RunFile
 from kvstack.terminal import client
 from kvstack.terminal.cli import main
 
@@ -224,6 +224,19 @@ def test_a_failed_warm_up_of_a_server_that_is_attached_to(
     assert "kvstack logs" not in said
 
 
+def test_nothing_to_warm_names_the_file_and_its_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What to set, and where."""
+    write_run_file("box")
+    monkeypatch.setattr(client, "act", lambda *_: client.Answer(False, "no", {"outcome": "no prefix known"}))
+    monkeypatch.setattr(client, "fetch_status", lambda _: {"state": "ready"})
+    assert run("warmup", "box") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: There is nothing to warm up\n  no prefix known\n")
+    assert "Set warmup.request_file or warmup.system_prompt in /etc/box.toml" in said
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -404,6 +417,56 @@ def test_check_says_what_is_not_here(
     assert run("check", str(path), "--json") == 0
     missing = json.loads(capsys.readouterr().out)["data"]["missing"]
     assert [item["what"] for item in missing] == ["llama-server was not found", what]
+
+
+def test_check_refuses_an_argument_also_without_a_binary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What no llama-server may get is wrong on every machine."""
+    path = tmp_path / "box.toml"
+    path.write_text('[server]\nmodel = "m.gguf"\nbinary = "./nowhere"\nextra_args = ["--port", "5"]\n')
+    assert run("check", str(path)) == 2
+    assert "line 4: server.extra_args: --port would move the server away" in capsys.readouterr().err
+
+
+def test_a_name_where_a_file_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files that may be meant are named: beside it, in `configs/`, or that of the stack of this name."""
+    monkeypatch.chdir(tmp_path)
+    assert run("check", "box") == 2
+    assert "next:  Give the path of a config file; `configs/` has some" in capsys.readouterr().err
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "box.toml").write_text(CONFIG)
+    for verb in ("check", "doctor", "up"):
+        for target in ("box", "config/box.toml"):
+            assert run(verb, target) == 2
+            assert "next:  Give the path of a config file: `configs/box.toml`?\n" in capsys.readouterr().err
+    (tmp_path / "box.toml").write_text(CONFIG)
+    write_run_file("other")
+    elsewhere = tmp_path / "elsewhere.toml"
+    elsewhere.write_text(CONFIG)
+    RunDir("other").write(replace(write_run_file("more"), name="other", config_path=str(elsewhere)))
+    assert run("check", "box") == 2
+    assert "`box.toml` or `configs/box.toml`?" in capsys.readouterr().err
+    assert run("check", "other") == 2
+    assert f": `{elsewhere}`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_doctor_takes_the_name_of_a_stack(ended: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that runs, or one that an error has ended, has a config file."""
+    path = tmp_path / "some.toml"
+    path.write_text('name = "box"\n' + CONFIG)
+    run_file = replace(write_run_file("box"), config_path=str(path))
+    if ended:
+        RunDir("box").clear()
+        RunDir("box").write_end(EndFile("box", 1, 2.0, 3.0, str(path), "what", "fact", "next"))
+    else:
+        RunDir("box").write(run_file)
+    for target in ("box", str(path)):
+        code = run("doctor", target, "--json")
+        envelope = json.loads(capsys.readouterr().out)
+        assert code == envelope["exit_code"]
+        assert envelope["data"]["name"] == "box"
 
 
 def test_the_next_step_fits_the_kind_of_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
