@@ -24,7 +24,7 @@ from kvstack.process.facts import (
     port_answers,
     telling_kernel_lines,
 )
-from kvstack.rundir import LastEnd, RunDir
+from kvstack.rundir import EndFile, RunDir
 from kvstack.terminal.app import app
 from kvstack.terminal.cli import main  # noqa: F401 - registers the verbs
 
@@ -307,18 +307,20 @@ def test_verb_sees_that_the_attached_server_does_not_answer(config_file: Path) -
 
 def test_verb_tells_how_the_last_run_ended(config_file: Path) -> None:
     """A stack that gave up is gone; a config that was changed since, or a new start, makes that old news."""
-    end = LastEnd(time.time() + 1, "llama-server died", "all 3 restarts are used up", "Look at its log.")
+    now = time.time()
+    told = ("llama-server died", "all 3 restarts are used up", "Look at its log.")
+    end = EndFile("box", 1, now, now + 1, str(config_file), *told)
     RunDir("box").path.mkdir(parents=True)
-    RunDir("box").note_end(end)
+    RunDir("box").write_end(end)
     code, out = run(str(config_file), "--json")
     (finding,) = json.loads(out)["data"]["findings"]
     assert (code, finding["code"], finding["remedy"]) == (1, "stack-failed", "Look at its log.")
     assert finding["what"] == "The stack's last run failed: llama-server died"
     assert "all 3 restarts are used up" in finding["evidence"]
-    RunDir("box").note_end(replace(end, time_s=config_file.stat().st_mtime - 1))
+    RunDir("box").write_end(replace(end, ended_s=config_file.stat().st_mtime - 1))
     assert run(str(config_file))[0] == 0
-    RunDir("box").note_end(None)
-    assert RunDir("box").last_end() is None
+    RunDir("box").forget_end()
+    assert RunDir("box").read_end() is None
 
 
 def test_doctor_is_listed_in_the_help() -> None:
