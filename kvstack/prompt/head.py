@@ -77,7 +77,8 @@ class Head:
 
     Attributes:
         blocks: The blocks, in order.
-        doubled: Kinds that match once more behind themselves: client and user both wrote one.
+        doubled: Kinds that match once more behind themselves, client and user both wrote one; and those behind which
+            stands what would be read as a block without them.
         words: Something of the user's follows.
     """
 
@@ -138,7 +139,13 @@ class HeadReader:
         if not value.startswith(self._heads, pos):
             return None
         for block, heads in self._blocks:
-            if not value.startswith(heads, pos) or not block.not_behind.isdisjoint(used):
+            if not value.startswith(heads, pos):
+                continue
+            before = block.not_behind & used
+            if before:
+                # The user's.  If what stands before it went, it would look like the client's: so that stays.
+                if before - doubled and match_first(block.patterns, value, pos) is not None:
+                    doubled |= before
                 continue
             again = block.name in used and not block.repeat
             if again and block.name in doubled:

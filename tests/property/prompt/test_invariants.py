@@ -78,13 +78,8 @@ def test_history(talk: Talk) -> None:
 @many
 @given(talk=conversations)
 def test_idempotence(talk: Talk) -> None:
-    """
-    The rules find nothing to do in what they made, with the same memory, another one, or none.
-
-    Words that begin with a block of the client are left out: without the timestamp in front of it nobody can tell.
-    """
+    """The rules find nothing to do in what they made, with the same memory, another one, or none."""
     client, said, days = talk
-    said = [replace(turn, user=f"so {turn.user}") for turn in said]
     memory = ConversationMemory()
     for request in requests(client, said, days):
         once = strip(json.dumps(request).encode(), client, RULES, memory).body
@@ -209,8 +204,12 @@ def test_documents_agree_with_json(dialect: str) -> None:
 @many
 @given(talk=conversations, setting=st.sampled_from((True, "system", False)), stamps=st.booleans())
 def test_switches(talk: Talk, setting: object, stamps: bool) -> None:
-    """With a switch off its blocks stay, and nothing else depends on it."""
+    """
+    With a switch off its blocks stay, and nothing else depends on it.  (Words do not begin with a block of the client:
+    then the timestamp stays.)
+    """
     client, said, days = talk
+    said = [replace(turn, user=f"so {turn.user}") for turn in said]
     request = body(client, said, loop=False, day=days[0])
     rules = compiled(strip_message_ids=setting, strip_timestamps=stamps)
     result = strip(json.dumps(request).encode(), client, rules)
