@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def _servers() -> dict[str, Path]:
 
 
 SERVERS = _servers()
+
+
+def pytest_configure() -> None:
+    """Processes of tests are ended by signals, also where the tests run under `nohup`, whose children ignore one."""
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
