@@ -38,6 +38,7 @@ __all__ = [
     "Problem",
     "StartFailed",
     "UsageError",
+    "foremost",
     "unexpected",
 ]
 
@@ -195,3 +196,16 @@ def unexpected(error: BaseException) -> KvstackError:
         f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
         "Please report it, with what `kvstack --debug` and the same command print.",
     )
+
+
+def foremost(error: BaseException) -> BaseException:
+    """
+    Of errors that came together in a group, the one that a person should see: one of ours if there is one.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    ours, rest = error.split(KvstackError)
+    chosen: BaseException = ours if ours is not None else rest if rest is not None else error
+    while isinstance(chosen, BaseExceptionGroup):
+        chosen = chosen.exceptions[0]
+    return chosen

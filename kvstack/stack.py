@@ -29,7 +29,7 @@ from kvstack.core.events import (
 )
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import ServerView, Snapshot
-from kvstack.errors import KvstackError, NotReady, unexpected
+from kvstack.errors import KvstackError, NotReady, foremost, unexpected
 from kvstack.gate import Gate
 from kvstack.llama.log import LogReader
 from kvstack.plan import Plan
@@ -202,7 +202,7 @@ class Stack:
                     # Here and not by the group: after an error that would cancel it in the middle of its own end.
                     await asyncio.wait({serving}, timeout=CLOSE_S)
         except BaseException as caught:
-            chosen = _the_one(caught)
+            chosen = foremost(caught)
             self._leave_word(chosen)
             raise chosen from chosen.__cause__
         finally:
@@ -390,14 +390,3 @@ async def _first_of(wanted: Awaitable[_Result], other: asyncio.Task[None]) -> No
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
-
-
-def _the_one(error: BaseException) -> BaseException:
-    """The error that a person should see of those that came together."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    ours, rest = error.split(KvstackError)
-    chosen: BaseException = ours if ours is not None else rest if rest is not None else error
-    while isinstance(chosen, BaseExceptionGroup):
-        chosen = chosen.exceptions[0]
-    return chosen
