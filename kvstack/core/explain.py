@@ -66,7 +66,7 @@ _HEADLINES = {
 # The proxy's classes of change, and what helps against each.
 _AGAINST = {
     "clock": "A rule with `freeze`, `coarsen` or `drop` keeps a clock from changing the prompt.",
-    "id": "Set `proxy.strip_message_ids = true`, or add a rule with `drop` for this id.",
+    "id": "Add a rule with `drop` for this id.",
     "counter": "A rule with `tail` moves a counter to the end, where it costs nothing.",
     "decoration": "A rule with `sticky` keeps what the client adds to the newest turn when that turn becomes history.",
     "moved block": "A rule with `place` leaves a moving block where it first stood.",
@@ -215,7 +215,7 @@ def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
             yield f"It threw {_tokens(task.shifted_tokens)} out of the middle of the context to make room."
         if task.truncated:
             yield "The context was full before the answer was whole."
-        if task.cancelled:
+        if task.cancelled and task.rejected is None:
             yield "It noticed that the client was gone and stopped."
     if row.prompt_tokens is not None and row.cached_tokens is not None and row.evaluated_tokens is not None:
         yield (
@@ -345,7 +345,8 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
         case "TRUNCATED":
             yield "Raise server.ctx_size, lower server.parallel, or let the client compact its history earlier."
         case "CANCELLED":
-            yield "What was evaluated is kept: the same request goes on from there."
+            if row.evaluated_tokens or row.work is not None:
+                yield "What was evaluated is kept: the same request goes on from there."
         case "FAILED":
             yield from _after_failure(row, log)
         case "UNKNOWN":
@@ -355,7 +356,16 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
 
 
 def _against(row: RequestRow) -> Iterator[str]:
-    yield from [text for change, text in _AGAINST.items() if _names(row.cause or "", change)][:1]
+    first = [change for change in _AGAINST if _names(row.cause or "", change)][:1]
+    behind = [change for change in row.divergence_behind if change in _AGAINST and change not in first]
+    for change in (*first, *behind):
+        if change == "clock" and _begins(row) and 0 < row.items <= 2:
+            # Where each request is a conversation of its own there is no first value to keep.
+            yield "A rule with `tail`, `coarsen` or `drop` keeps a clock from changing the prompt of new conversations."
+        elif change == "id" and row.client == "openclaw":
+            yield "Set `proxy.strip_message_ids = true`, or add a rule with `drop` for this id."
+        else:
+            yield _AGAINST[change]
 
 
 def _after_failure(row: RequestRow, log: str) -> Iterator[str]:

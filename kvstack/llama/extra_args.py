@@ -76,17 +76,17 @@ _GUARDS = (
     ),
     _Guard(
         ("--cache-prompt", "--no-cache-prompt"),
-        "prompt caching is what kvstack is for; it is always on",
+        "is kvstack's own: prompt caching is always on",
         env=("LLAMA_ARG_CACHE_PROMPT", "LLAMA_ARG_NO_CACHE_PROMPT"),
     ),
     _Guard(
         ("--metrics", "--no-metrics"),
-        "kvstack needs the server's metrics; they are always on",
+        "is kvstack's own: the server's metrics are always on",
         env=("LLAMA_ARG_ENDPOINT_METRICS", "LLAMA_ARG_NO_ENDPOINT_METRICS"),
     ),
     _Guard(
         ("--slots", "--no-slots"),
-        "kvstack watches prefills through the slots endpoint, which is on by default",
+        "is kvstack's own: it watches prefills through the slots endpoint, which is on by default",
         env=("LLAMA_ARG_ENDPOINT_SLOTS", "LLAMA_ARG_NO_ENDPOINT_SLOTS"),
     ),
     _Guard(

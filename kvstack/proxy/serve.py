@@ -100,6 +100,7 @@ class ProxyServer:
             logger.propagate = False
             if not logger.handlers:
                 logger.addHandler(logging.NullHandler())
+        logging.getLogger("asyncio").addFilter(_is_news)
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -132,3 +133,8 @@ class ProxyServer:
         Accept no more, close idle connections, let answers end.
         """
         self._server.should_exit = True
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """That a client leaves while its answer is on the way is told with its request."""
+    return record.msg != "socket.send() raised exception."

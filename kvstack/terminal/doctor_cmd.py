@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvstack.errors import ExitCode, KvstackError
 from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, KnownConfigArgument, OverridesOption, app
-from kvstack.terminal.figures import duration
+from kvstack.terminal.figures import duration, plural
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def doctor(config: KnownConfigArgument, overrides: OverridesOption = None, as_js
         if not errors:
             return output.Result(data, lambda console: _drawn(console, found, facts, log))
         error = KvstackError(
-            f"{len(errors)} of {len(found)} findings are errors",
+            f"{plural(len(errors), 'finding')} {'is an error' if len(errors) == 1 else 'are errors'}",
             ", ".join(finding.code for finding in errors),
             f"Do what each remedy says, then run `kvstack doctor {config}` again.",
         )

@@ -74,7 +74,7 @@ def list_rules(
         from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
 
         lines = [asdict(line) | {"hits": None} for line in inspecting.list_rules(_rules(stack))]
-        where = " by default; no stack runs" if stack is None else ""
+        where = " by default; no stack runs" if stack is None else f" in {one_line(stack)}"
         clients = _clients_without_rules(lines)
         data = {
             "stack": None,
@@ -130,12 +130,15 @@ def _running(target: str | None) -> RunFile | None:
     """The running stack that is meant; None if a config file is, or nothing at all while none runs."""
     from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
 
+    file = Path(target).expanduser() if target is not None else None
     try:
-        return client.find(target)
+        run = client.find(target)
     except NotRunning:
-        if target is not None and not Path(target).expanduser().is_file():
+        if file is not None and not file.is_file():
             raise
         return None
+    # A stack may have the name that a file gives, and run by another one.
+    return None if file is not None and file.is_file() and file.resolve() != Path(run.config_path).resolve() else run
 
 
 def _rules_of(run: RunFile) -> list[dict[str, Any]]:

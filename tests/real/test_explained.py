@@ -66,7 +66,7 @@ def test_an_unknown_clients_id_in_the_system_text_is_named(
         shown = explain()
         assert shown.returncode == 0, shown.stderr
         assert "Request 2: PARTIAL" in shown.stdout
-        assert "strip_message_ids" in shown.stdout
+        assert "`drop` for this id" in " ".join(shown.stdout.split())
         assert "messages[0].content" in shown.stdout
         assert "Trace" not in shown.stdout
         with_text = explain("2", "--show-text")

@@ -184,7 +184,7 @@ def test_verb_with_errors(config_file: Path) -> None:
     assert code == 1
     envelope = json.loads(out)
     assert (envelope["command"], envelope["status"], envelope["exit_code"]) == ("doctor", "error", 1)
-    assert envelope["errors"][0]["what"] == "2 of 2 findings are errors"
+    assert envelope["errors"][0]["what"] == "2 findings are errors"
     findings = {finding["code"]: finding for finding in envelope["data"]["findings"]}
     assert set(findings) == {"cache-ram-off", "device-missing"}
     for finding in findings.values():

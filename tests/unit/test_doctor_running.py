@@ -86,6 +86,16 @@ def test_a_warm_up_that_failed() -> None:
     assert "`kvstack warmup box`" in finding.remedy
 
 
+def test_a_warm_up_that_did_not_fit() -> None:
+    """No other warm-up helps there: the server has to be started with more room."""
+    story = Story()
+    detail = "HTTP 400: the request (1300 tokens) exceeds the available context size (512 tokens)"
+    story.emit(WarmupEnded(story.now_s, "failed", detail=detail))
+    remedy = found(story)["warmup-failed"].remedy
+    assert "raise server.ctx_size" in remedy
+    assert "start the stack again" in remedy
+
+
 @pytest.mark.parametrize(
     ("state", "restarts", "code", "severity"),
     [

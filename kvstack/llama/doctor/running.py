@@ -66,13 +66,16 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     """The warm-up failed, so first requests are evaluated as a whole."""
     running = facts.running
     if running is not None and running.warmup.outcome == "failed":
-        name = facts.config.name
+        name, detail = facts.config.name, running.warmup.detail or "no reason was given"
+        too_long = "context size" in detail
         yield Finding(
             "warmup-failed",
             Severity.WARNING,
             "The warm-up failed: the first request of each conversation is evaluated as a whole",
-            running.warmup.detail or "no reason was given",
-            f"Mend what it says ([warmup] in the config), then `kvstack warmup {name}` tries again.",
+            detail,
+            "The prefix does not fit: raise server.ctx_size, or lower server.parallel, and start the stack again."
+            if too_long
+            else f"Mend what it says ([warmup] in the config), then `kvstack warmup {name}` tries again.",
         )
 
 

@@ -197,6 +197,21 @@ def test_list_of_a_running_stack_with_another_file(
     assert says.replace("{file}", str(config)) in capsys.readouterr().out
 
 
+def test_list_of_a_file_whose_name_another_file_runs_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who names a file hears of that file."""
+    config = tmp_path / "copy.toml"
+    rule = '[[rules.add]]\nname = "mine"\nwhere = "user head"\naction = "drop"\npattern = "at {time}: "\n'
+    config.write_text(f'name = "box"\n[server]\nurl = "http://127.0.0.1:9"\n{rule}', "utf-8")
+    stack = RunFile("box", 1, 1.0, "http://127.0.0.1:9", "token", str(tmp_path / "box.toml"), "", "1.0")
+    monkeypatch.setattr(client, "find", lambda _: stack)
+    assert run("rules", "list", str(config), "--json") == 0
+    data = envelope(capsys)["data"]
+    assert (data["stack"], data["config_path"]) == (None, str(config))
+    assert "mine" in [rule["name"] for rule in data["rules"]]
+
+
 def test_list_of_a_running_stack_that_tells_less(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ def test_an_id_at_the_very_front() -> None:
     found = told(story, row.id)
     assert found.verdict == "PARTIAL"
     assert "2,931 tokens were evaluated that could have been cached" in part(found, "What it cost")
-    assert "strip_message_ids" in part(found, "What to do")
+    assert "`drop` for this id" in part(found, "What to do")
     assert "warm" not in whole(found)
 
 
@@ -147,7 +147,7 @@ def test_restored_at_the_default_level() -> None:
     ("cause", "word"),
     [
         ("clock in system @3", "freeze"),
-        ("id in messages[3].content @20", "strip_message_ids"),
+        ("id in messages[3].content @20", "`drop` for this id"),
         ("counter in system", "`tail`"),
         ("moved block in messages[9]", "`place`"),
         ("tools reordered", "Keep the client's tools"),
@@ -162,6 +162,27 @@ def test_each_class_of_cause_has_its_remedy(cause: str, word: str) -> None:
     """The remedy follows the cause."""
     row = RequestRow(1, 1.0, "POST", "/v1/responses", "responses", verdict="PARTIAL", cause=cause, divergence=cause)
     assert word in part(explain(row), "What to do")
+
+
+def test_a_remedy_is_one_for_this_client() -> None:
+    """A switch of OpenClaw is none for others; what stands behind the first change wants its own; no freezing alone."""
+    cause = "id in messages[0].content @9"
+    row = RequestRow(
+        1, 1.0, "POST", "/v1/chat/completions", "chat", verdict="PARTIAL", items=2, cause=cause, divergence=cause,
+        divergence_behind=("clock",),
+    )  # fmt: skip
+    told = part(explain(row), "What to do")
+    assert "strip_message_ids" not in told
+    assert "`drop` for this id" in told
+    assert "`tail`, `coarsen` or `drop` keeps a clock" in told
+    assert "freeze" not in told
+    assert "strip_message_ids" in part(explain(replace(row, client="openclaw")), "What to do")
+
+
+def test_a_client_that_left_before_anything_was_evaluated() -> None:
+    """Nothing is kept, and nothing is said to be."""
+    row = RequestRow(1, 1.0, "POST", "/v1/chat/completions", "chat", verdict="CANCELLED", phase="cancelled")
+    assert part(explain(row), "What to do") == ""
 
 
 def test_a_word_in_a_word_is_no_cause() -> None:
