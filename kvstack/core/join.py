@@ -46,6 +46,7 @@ class Join:
         unclaimed: Tasks that are over and did not come through the proxy.
         warmup_after: The newest request when a warm-up was sent that has no task yet; None if there is none such.
         warmup_figures: Evaluated and prompt tokens of a warm-up's tasks that are over and not proved yet.
+        warmup_refused: Why the last warm-up failed, as long as its task may still come: the log may lag.
     """
 
     run: int = 0
@@ -59,6 +60,7 @@ class Join:
     unclaimed: int = 0
     warmup_after: int | None = None
     warmup_figures: tuple[tuple[int, int | None], ...] = ()
+    warmup_refused: str | None = None
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -140,6 +142,8 @@ def _claim_without_figures(join: Join, index: int, rows: Sequence[RequestRow], c
         None,
     )
     if heir is None:
+        if task.owner is None and task.rejected is not None and task.rejected in (join.warmup_refused or ""):
+            return _hand_over(replace(join, warmup_refused=None), index, None, is_warmup=True)
         return join
     changed.update(number for number in (heir.id, task.owner) if number is not None)
     return _hand_over(join, index, heir)
@@ -224,7 +228,7 @@ def begin_warmup(join: Join, newest_request: int) -> Join:
     """
     A warm-up is sent: the next task is its, unless a request that was sent before still has none.
     """
-    return replace(join, warmup_after=newest_request, warmup_figures=())
+    return replace(join, warmup_after=newest_request, warmup_figures=(), warmup_refused=None)
 
 
 def step_warmup(join: Join, newest_request: int, figures: tuple[int, int | None]) -> Join:
@@ -245,7 +249,8 @@ def end_warmup(join: Join, ended: WarmupEnded) -> Join:
     A warm-up is over; its figures prove its task, now or when the log has caught up.
     """
     if ended.outcome != "done":
-        return replace(join, warmup_after=None)
+        known = any(task.is_warmup and task.rejected is not None for task in join.tasks)
+        return replace(join, warmup_after=None, warmup_refused=None if known else ended.detail)
     if ended.snapshot is not None:
         # The server's log has no task for it: the slot was filled from a file.
         tokens = ended.prompt_tokens

@@ -239,6 +239,15 @@ def _draw_summary(out: Text, tried: Sequence[Tried], unmatched: Sequence[Unmatch
     if only_idle:
         _say(out, f"matched, but never an edit: {_counted(only_idle)}", indent="")
     split = [one for one in tried if one.new is not None and one.new.parting is not None and one.new.parting.path]
+    freezing = {idle.rule for one in tried for idle in one.stripped.idle if idle.action == "freeze"} & set(only_idle)
+    if freezing and not split and len(tried) > 1 and all(one.stripped.starts for one in tried):
+        _say(
+            out,
+            f"each request began a conversation, so there is no first value that `freeze` could keep ("
+            f"{', '.join(sorted(freezing))}): `drop`, `coarsen` and `tail` act on each request.",
+            "yellow",
+            indent="",
+        )
     if split:
         _say(
             out,

@@ -341,6 +341,28 @@ never matched: mine.build of the config (system, drop)
 """
 
 
+def test_freezing_where_each_request_is_a_conversation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Voice commands have no second turn: there is nothing to keep, and what helps is named."""
+    config, file = tmp_path / "box.toml", tmp_path / "asked.jsonl"
+    rule = '[[rules.add]]\nname = "mine.clock"\nwhere = "system"\naction = "freeze"\npattern = "Now: {time}\\n"\n'
+    config.write_text(f'[server]\nurl = "http://127.0.0.1:9"\n{rule}', "utf-8")
+    asked = [("20:48", "light on"), ("20:49", "what is the weather"), ("20:50", "stop")]
+    bodies = [
+        {"messages": [{"role": "system", "content": f"Now: {now}\nBe brief."}, {"role": "user", "content": words}]}
+        for now, words in asked
+    ]
+    file.write_text("\n".join(map(json.dumps, bodies)), "utf-8")
+    assert run("rules", "test", str(file), "--config", str(config)) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "matched, but never an edit: mine.clock 3" in out
+    assert (
+        "no first value that `freeze` could keep (mine.clock): `drop`, `coarsen` and `tail` act on each request." in out
+    )
+    config.write_text(config.read_text("utf-8").replace("freeze", "drop"), "utf-8")
+    assert run("rules", "test", str(file), "--config", str(config)) == 0
+    assert "could keep" not in capsys.readouterr().out
+
+
 def test_help_says_what_the_figures_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Offsets, marks of an edit and the ratio are explained where one looks for them."""
     assert run("rules", "test", "--help") == 0

@@ -481,3 +481,20 @@ def test_whose_a_slot_is_reaches_past_a_refused_task() -> None:
     # The next one that comes finds whom it drives out.
     story.launch(slot=0, how="lru")
     assert story.snapshot.join.tasks[-1].holder == "second"
+
+
+@pytest.mark.parametrize("lags", [False, True])
+def test_a_warm_up_that_was_refused_is_no_bypass(lags: bool) -> None:
+    """Its task is its own, also where the log tells of it when it is over."""
+    story = Story()
+    story.turn(2000, 0)
+    words = "request (3035 tokens) exceeds the context size"
+    story.emit(WarmupStarted(story.now_s))
+    if not lags:
+        _refuse(story, 3035)
+    story.emit(WarmupEnded(story.now_s, "failed", detail=f"HTTP 400: {words}"))
+    if lags:
+        _refuse(story, 3035)
+    assert story.snapshot.log.unclaimed_tasks == 0
+    _refuse(story, 3035)  # once more, and nobody's
+    assert story.snapshot.log.unclaimed_tasks == 1
