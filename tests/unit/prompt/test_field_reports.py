@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvstack.core.rulespec import RulePatch
+from kvstack.prompt.alternating import habits
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.divergence import Cause, diverge
 from kvstack.prompt.rendering import common_prefix, render
@@ -341,7 +342,7 @@ def test_fr_14_home_assistant_clock(rules: RuleSet, ruled: Ruled) -> None:
 
 
 def test_fr_15_alternating_values() -> None:
-    """FR-15: an area sentence that comes and goes with the device is a change of the system text, not a clock."""
+    """FR-15: an area sentence that comes and goes with the device is shown as alternating, not as a clock."""
     areas = ["Kitchen (floor Ground)", "Bedroom (floor First)"]
     bodies = [
         json.dumps(
@@ -356,6 +357,8 @@ def test_fr_15_alternating_values() -> None:
     ]
     found = [diverge(one, two, CHAT) for one, two in pairwise(bodies)]
     assert [divergence.cause if divergence else None for divergence in found] == [Cause.SYSTEM_CHANGED] * 3
+    (habit,) = habits([divergence for divergence in found if divergence is not None])
+    assert (habit.times, habit.alternating, habit.cause) == (3, True, Cause.SYSTEM_CHANGED)
 
 
 def test_fr_16_started_line_is_frozen_per_conversation(rules: RuleSet) -> None:
