@@ -17,6 +17,7 @@ from kvstack.llama.capabilities import Capabilities
 from kvstack.llama.command import Command, child_environment, judge_arguments, server_argv
 from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
 from kvstack.llama.memory import Kind
+from kvstack.prefixes import WarmupContext
 from kvstack.process.facts import look_at_machine, look_at_model
 from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
@@ -76,6 +77,13 @@ class Plan:
         The model file, if it is one that can be looked at.
         """
         return Path(self.facts.model.path) if self.facts.model is not None else None
+
+    @property
+    def warmup_context(self) -> WarmupContext:
+        """
+        What the warm-up needs to know of all this.
+        """
+        return WarmupContext(self.facts, self.snapshot_dir, self.no_snapshot)
 
     @property
     def needs_checkpoints(self) -> bool:

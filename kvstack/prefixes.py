@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvstack.llama.doctor.facts import Facts
 from kvstack.llama.snapshots import FileStamp, Identity, arguments_that_matter
-from kvstack.plan import Plan
 from kvstack.process.models import model_parts
 from kvstack.prompt.warmup import Token, WarmupRequest, before_boundary, boundary, shared_tokens, with_user_text
 from kvstack.snapshotfiles import stamp
 from kvstack.upstream import Props, Upstream
 
-__all__ = ["NoSnapshot", "Prefix", "begins_with", "find_prefix", "server_files"]
+__all__ = ["NoSnapshot", "Prefix", "WarmupContext", "begins_with", "find_prefix", "server_files"]
 
 _LIBRARIES = ("llama", "ggml")
 
@@ -28,6 +28,22 @@ class NoSnapshot(Exception):
     """
     Why there is no snapshot this time; the text is for a person.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupContext:
+    """
+    What the warm-up needs to know of its stack.
+
+    Attributes:
+        facts: Config, command, binary and model.
+        snapshot_dir: Where prefix snapshots are kept; None if there are none.
+        no_snapshot: Why there are none; empty if they are not wanted.
+    """
+
+    facts: Facts
+    snapshot_dir: Path | None = None
+    no_snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,7 @@ class Prefix:
 
 
 async def find_prefix(
-    upstream: Upstream, request: WarmupRequest, plan: Plan, props: Props, files: tuple[FileStamp, ...]
+    upstream: Upstream, request: WarmupRequest, facts: Facts, props: Props, files: tuple[FileStamp, ...]
 ) -> Prefix:
     """
     Find the exact prefix of a chat request, and the name of its snapshot.
@@ -53,7 +69,7 @@ async def find_prefix(
     Args:
         upstream: The server.
         request: After the rules.
-        plan: What the server was started with.
+        facts: What the server was started with.
         props: What it says of itself.
         files: What it was started from, as that was then.
 
@@ -66,15 +82,15 @@ async def find_prefix(
     ids = [token.id for token in tokens]
     shared = shared_tokens(ids, await token_ids(upstream, other))
     special = {token.id for token in before_boundary(tokens, shared) if await _is_special(upstream, token)}
-    shape = plan.facts.shape
+    shape = facts.shape
     end = boundary(tokens, shared, special, exact=shape is None or shape.needs_checkpoints)
     if end is None:
         raise NoSnapshot("the template marks the begin of a user's turn with no special token")
     prefix = tuple(ids[:end])
-    if await asyncio.to_thread(server_files, plan) != files:
+    if await asyncio.to_thread(server_files, facts) != files:
         # The running server knows nothing of it, but the next one would take its snapshot for its own.
         raise NoSnapshot("the model or the llama-server has changed on the disk since it was started")
-    return Prefix(_identity(plan, props, files, prefix).name, prefix)
+    return Prefix(_identity(facts, props, files, prefix).name, prefix)
 
 
 async def _is_special(upstream: Upstream, token: Token) -> bool:
@@ -82,14 +98,13 @@ async def _is_special(upstream: Upstream, token: Token) -> bool:
     return await token_ids(upstream, token.text or "", as_text=True) != [token.id]
 
 
-def _identity(plan: Plan, props: Props, files: tuple[FileStamp, ...], tokens: tuple[int, ...]) -> Identity:
-    capabilities = plan.facts.capabilities
-    assert plan.command is not None
+def _identity(facts: Facts, props: Props, files: tuple[FileStamp, ...], tokens: tuple[int, ...]) -> Identity:
+    capabilities = facts.capabilities
     assert capabilities is not None
     return Identity(
         files=files,
-        arguments=arguments_that_matter(plan.command.argv, capabilities),
-        env=tuple(sorted(plan.config.server.env.items())),
+        arguments=arguments_that_matter(facts.argv, capabilities),
+        env=tuple(sorted(facts.config.server.env.items())),
         builds=(capabilities.build, capabilities.compiler, props.build),
         ctx_per_slot=props.ctx_per_slot,
         slots=props.slots,
@@ -98,16 +113,16 @@ def _identity(plan: Plan, props: Props, files: tuple[FileStamp, ...], tokens: tu
     )
 
 
-def server_files(plan: Plan) -> tuple[FileStamp, ...]:
+def server_files(facts: Facts) -> tuple[FileStamp, ...]:
     """
     What a server is started from, as it is now: the program and its libraries, the model, what its arguments name.
     """
-    if plan.command is None:
+    argv = facts.argv
+    if not argv:
         return ()
-    argv = plan.command.argv
     paths = [*_program_files(Path(argv[0])), *(Path(name) for item in argv[1:] for name in _names_in(item))]
-    if plan.model_path is not None:
-        paths += model_parts(plan.model_path)
+    if facts.model is not None:
+        paths += model_parts(Path(facts.model.path))
     stamps = {found for path in paths if (found := stamp(path)) is not None}
     return tuple(sorted(stamps, key=_by_path))
 

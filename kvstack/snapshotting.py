@@ -22,8 +22,7 @@ from typing import Any, Literal, Protocol
 from kvstack.core.events import WarmupEnded
 from kvstack.llama.memory import MIB
 from kvstack.llama.snapshots import FileStamp, SnapshotNote, conversation_bytes, snapshot_bytes
-from kvstack.plan import Plan
-from kvstack.prefixes import NoSnapshot, Prefix, find_prefix, server_files
+from kvstack.prefixes import NoSnapshot, Prefix, WarmupContext, find_prefix, server_files
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.warmup import WarmupRequest, head_digest
 from kvstack.snapshotfiles import DamagedSnapshot, SnapshotFiles
@@ -90,7 +89,7 @@ class PrefixSnapshots:
     The snapshots of one stack's prefix.
 
     Args:
-        plan: What was asked for.
+        context: What is known of the stack.
         upstream: The server.
         props: What the running server says of itself.
         occupancy: What its slots hold.
@@ -102,14 +101,14 @@ class PrefixSnapshots:
 
     def __init__(
         self,
-        plan: Plan,
+        context: WarmupContext,
         upstream: Upstream,
         props: Callable[[], Props],
         occupancy: Occupancy,
         warn: Callable[[str], None],
     ) -> None:
         self.prefix: Prefix | None = None
-        self._plan = plan
+        self._context = context
         self._upstream = upstream
         self._props = props
         self._occupancy = occupancy
@@ -118,15 +117,16 @@ class PrefixSnapshots:
         self._on_trial: Prefix | None = None
         self._failed = ""
         self._files: SnapshotFiles | None = None
-        if plan.snapshot_dir is not None:
-            self._files = SnapshotFiles(plan.snapshot_dir, plan.config.warmup.snapshots_max_mib * MIB)
+        if context.snapshot_dir is not None:
+            limit_bytes = context.facts.config.warmup.snapshots_max_mib * MIB
+            self._files = SnapshotFiles(context.snapshot_dir, limit_bytes)
 
     def server_started(self) -> None:
         """
         Note what the server is started from.
         """
         self.prefix = self._on_trial = None
-        self._server_files = server_files(self._plan)
+        self._server_files = server_files(self._context.facts)
 
     async def warm_up(self, request: WarmupRequest) -> WarmupEnded:
         """
@@ -143,10 +143,10 @@ class PrefixSnapshots:
         self.prefix = None
         files = self._files
         if files is None:
-            raise NoSnapshot(self._plan.no_snapshot)
+            raise NoSnapshot(self._context.no_snapshot)
         if self._failed:
             raise NoSnapshot(self._failed)
-        prefix = await find_prefix(self._upstream, request, self._plan, self._props(), self._server_files)
+        prefix = await find_prefix(self._upstream, request, self._context.facts, self._props(), self._server_files)
         refusal = files.refusal(prefix.name)
         if refusal is not None:
             raise NoSnapshot(refusal)
@@ -220,9 +220,9 @@ class PrefixSnapshots:
 
     async def _check_push(self) -> None:
         """Whether the conversation in the slot would survive in the host prompt cache."""
-        shape, settings = self._plan.facts.shape, self._plan.facts.settings
+        shape, settings = self._context.facts.shape, self._context.facts.settings
         assert shape is not None
-        if self._plan.config.server.parallel > 1:
+        if self._context.facts.config.server.parallel > 1:
             raise NoSnapshot("there are conversations in several slots")
         if settings.cache_ram_bytes == 0:
             raise NoSnapshot("the conversation in the slot would be lost: the host prompt cache is off (--cache-ram)")
@@ -283,7 +283,7 @@ class PrefixSnapshots:
 
     async def _make(self, files: SnapshotFiles, prefix: Prefix) -> int:
         """Evaluate the prefix, save it, and restore it; say how many tokens were evaluated."""
-        shape, settings = self._plan.facts.shape, self._plan.facts.settings
+        shape, settings = self._context.facts.shape, self._context.facts.settings
         assert shape is not None
         size = snapshot_bytes(shape, len(prefix.tokens), settings.key_type, settings.value_type)
         if size > files.limit_bytes:

@@ -76,7 +76,9 @@ class Stack:
         self.bus = Bus(Snapshot(config.name, config.proxy_url, server=server))
         self._upstream = Upstream(config.upstream_url, config.server.api_key)
         self._gate = Gate(self.bus, remembers=plan.snapshot_dir is not None)
-        self._snapshots = PrefixSnapshots(plan, self._upstream, lambda: self._verifier.props, self._gate, self._warn)
+        self._snapshots = PrefixSnapshots(
+            plan.warmup_context, self._upstream, lambda: self._verifier.props, self._gate, self._warn
+        )
         self._prover = Prover(self._upstream, self._snapshots, self.bus)
         self._forward = Forward(
             self._upstream,

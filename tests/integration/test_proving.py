@@ -71,7 +71,7 @@ class Rig:
         self.files = SnapshotFiles(directory, 1000)
         self.upstream = Upstream(f"http://127.0.0.1:{stub.port}")
         self.snapshots = PrefixSnapshots(
-            replace(plan, snapshot_dir=directory),
+            replace(plan.warmup_context, snapshot_dir=directory),
             self.upstream,
             Props,
             Gate(self.life.bus),

@@ -63,7 +63,7 @@ class Rig:
         self.upstream = Upstream(f"http://127.0.0.1:{stub.port}")
         gate = Gate(Bus(Snapshot("t", "http://127.0.0.1:1")))
         self.snapshots = PrefixSnapshots(
-            replace(plan, snapshot_dir=directory), self.upstream, Props, gate, self.warned.append
+            replace(plan.warmup_context, snapshot_dir=directory), self.upstream, Props, gate, self.warned.append
         )
         self.files = SnapshotFiles(directory, 1000)
         draft = self.files.begin(PREFIX.name)
