@@ -36,6 +36,7 @@ from kvstack.proxy.dialect_errors import error_body
 from kvstack.proxy.headers import client_headers, header, upstream_headers
 from kvstack.proxy.hearing import Hearing
 from kvstack.proxy.history import History
+from kvstack.proxy.target import ambiguity, path_at_server
 from kvstack.upstream import Stream, Upstream, UpstreamError
 
 __all__ = ["Forward", "Strip"]
@@ -155,6 +156,11 @@ class Forward:
             return
         if method == "CONNECT":
             await self._reply_error(scope, send, None, 405, "this is no proxy for other servers")
+            return
+        if (fault := ambiguity(_raw_path(scope))) is not None:
+            # What is guarded and what rules act on is told by the path: it must be the one that the server sees.
+            api = api_of(path_at_server(_raw_path(scope)))
+            await self._reply_error(scope, send, api, 400, f"{fault}: llama-server may read it as another one")
             return
         if method == "POST" and path.startswith("/slots/") and not self._slot_actions:
             # As without --slot-save-path, which is set for our own snapshots: the disk is not for clients to fill.
@@ -281,7 +287,7 @@ class Forward:
     async def _answer(
         self, scope: Scope, send: Send, api: str | None, body: bytes, number: int | None, progress: _Progress
     ) -> None:
-        target = scope.get("raw_path") or scope["path"].encode()
+        target = _raw_path(scope)
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
         headers = upstream_headers(scope, api)
@@ -385,6 +391,12 @@ class Forward:
             (b"access-control-allow-headers", wanted.encode("latin-1")),
             (b"access-control-max-age", b"600"),
         ]
+
+
+def _raw_path(scope: Scope) -> bytes:
+    """The path as it came."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw
 
 
 def _by_rule(stripped: Stripped) -> tuple[RuleHit, ...]:

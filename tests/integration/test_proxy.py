@@ -330,7 +330,6 @@ async def test_everything_else_is_passed_through() -> None:
         "/v1/../health",
         "/x/../v1/chat/completions",
         "/a//b/./c",
-        "/health#part",
         "http://other.example/health",
         "/%2e%2e/%00?q=%20&r=a b".replace(" ", "%20"),
         "/" + "long/" * 5000,
@@ -373,6 +372,65 @@ async def test_slots_are_saved_and_restored_for_clients_only_where_the_user_set_
             assert slot_actions or json.loads(body)["error"]["message"].startswith("kvstack: ")
         assert (await exchange(running.port, http("GET", "/slots")))[0] == 200
     assert stub.connections == (4 if slot_actions else 1)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/sl%u006fts/0",
+        "/slots%u002f0",
+        "/v1/chat/complet%u0069ons",
+        "/v1/mess%u0061ges",
+        "/v1/chat/completions#x",
+        "/health#part",
+        "/slots/0%ff",
+        "/sl%c1%afts/0",
+        "/%zz",
+        "/kvst%u0061ck/stop",
+        "/a%",
+    ],
+)
+async def test_a_path_that_the_server_may_read_as_another_is_refused(path: str) -> None:
+    """A 400 from kvstack in the client's dialect, and nothing reaches the server."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, slot_actions=False) as running:
+        status, _, body = await exchange(running.port, http("POST", path + "?action=save", BODY))
+    told = json.loads(body)
+    assert status == 400
+    assert stub.connections == 0
+    assert told["error"]["message"].startswith("kvstack: the path ")
+    assert told["error"]["type"] == "invalid_request_error"
+    assert (told.get("type") == "error") == ("mess" in path)
+
+
+@pytest.mark.parametrize("path", ["/sl%6fts/0", "/%73lots/0", "/slots%2F0", "/slots%2f0/", "/slots/0;x", "/slots/0%00"])
+async def test_slots_are_guarded_in_every_spelling_that_the_server_takes(path: str) -> None:
+    """Escapes that both read alike change nothing."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, slot_actions=False) as running:
+        status, _, _ = await exchange(running.port, http("POST", path + "?action=save", b"{}"))
+    assert (status, stub.connections) == (501, 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/complet%69ons", "/v1/chat%2Fcompletions"])
+async def test_rules_act_on_a_model_route_in_every_spelling_that_the_server_takes(path: str) -> None:
+    """An escaped path is the same route, and goes on as it came."""
+    body = b'{"messages": [{"role": "user", "content": "[Wed 2026-02-18 20:48 UTC] hi"}]}'
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=openclaw_strip) as running:
+        await exchange(running.port, http("POST", path, body))
+        assert len(running.of(RequestReceived)) == 1
+    (received,) = stub.received
+    assert received.request_line == f"POST {path} HTTP/1.1"
+    assert b"UTC" not in received.body
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models/org%2Fname", "/caf%C3%A9", "/a%20b", "/100%25", "/sl%25u006fts/0", "//slots/0", "/x/../y", "/A;b"],
+)
+async def test_a_path_with_one_reading_goes_through_as_it_came(path: str) -> None:
+    """Honest escapes, and what llama-server does not fold either."""
+    async with run_stub(answer(b"{}")) as stub, proxy(stub, slot_actions=False) as running:
+        assert (await exchange(running.port, http("POST", path, b"{}")))[0] == 200
+    assert stub.received[0].request_line == f"POST {path} HTTP/1.1"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
