@@ -277,6 +277,8 @@ def _problem(details: ErrorDetails, lines: Mapping[str, int]) -> Problem:
             message = _said(details, path)
             if path == "server.cache_prompt":
                 message = "cannot be off: kvstack lives from --cache-prompt"
+            if path.endswith(".api_key"):  # a secret, also when it is none that can be sent
+                return Problem(path, "must be a text of visible ASCII characters, without spaces", line)
             return Problem(path, f"{message} (it is {_shown(details['input'])})", line)
 
 

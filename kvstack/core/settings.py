@@ -86,7 +86,8 @@ class Server(_Section):
     """Attach to a llama-server that runs already, `http://127.0.0.1:12345`, instead of starting one."""
 
     api_key: Annotated[str, Field(pattern=r"^[!-~]+$")] | None = Field(default=None, repr=False)
-    """Key that the llama-server asks for; shown masked everywhere."""
+    """Key that the llama-server asks for.  It is handed over in the environment (`LLAMA_API_KEY`) and shown
+    nowhere; write it into the file, for `ps` shows what `--set` says."""
 
     host: Host = "127.0.0.1"
     """Address that llama-server listens on.  Clients talk to the proxy, so loopback is right."""

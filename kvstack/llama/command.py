@@ -8,7 +8,7 @@ is lost by that is said in a notice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstack.core.config import Config, Server
 from kvstack.errors import ConfigError, StartFailed
@@ -27,11 +27,13 @@ class Command:
         argv: The command.
         display: The same with its secrets masked, for people.
         notices: What the person should know: settings that this build cannot follow, losses.
+        env: Variables that belong to it: the key, which a command line would show to every user of the machine.
     """
 
     argv: tuple[str, ...]
     display: tuple[str, ...]
     notices: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def server_argv(
@@ -70,7 +72,9 @@ def server_argv(
     _check_device(server, capabilities, binary)
     notices: list[str] = []
     argv = [binary, *_arguments(config, capabilities, model, notices, snapshot_dir), *server.extra_args]
-    return Command(tuple(argv), masked(argv), tuple(notices))
+    variable = _key_variable(capabilities)
+    env = {variable: server.api_key} if variable is not None and server.api_key is not None else {}
+    return Command(tuple(argv), masked(argv), tuple(notices), env)
 
 
 def judge_arguments(config: Config, capabilities: Capabilities | None, *, source: str | None = None) -> None:
@@ -211,7 +215,18 @@ def _arguments(
     if server.fit is not None:
         yield from optional("--fit", "on" if server.fit else "off", "-fit", loss="it has nothing to fit")
     yield from optional("--slot-save-path", server.slot_save_path or snapshot_dir)
-    yield from optional("--api-key", server.api_key)
+    if server.api_key is not None and _key_variable(capabilities) is None:
+        yield from optional("--api-key", server.api_key)
+        if has("--api-key"):
+            notices.append(
+                "This llama-server takes its key only on the command line: every user of this machine can read it."
+            )
+
+
+def _key_variable(capabilities: Capabilities) -> str | None:
+    """The variable from which this build takes the key, `LLAMA_API_KEY`."""
+    option = capabilities.option("--api-key")
+    return option.env if option is not None and not option.removed else None
 
 
 def _unified(server: Server, capabilities: Capabilities, notices: list[str]) -> Iterator[str]:

@@ -152,7 +152,7 @@ _GUARDS = (
         env=("LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",),
     ),
     _Guard(("-fit", "--fit"), _CONTRADICTS, "fit", "set", env=("LLAMA_ARG_FIT",)),
-    _Guard(("--api-key",), _CONTRADICTS, "api_key", "set", env=("LLAMA_API_KEY",)),
+    _Guard(("--api-key",), "would ask for a key that kvstack does not know", "api_key", env=("LLAMA_API_KEY",)),
 )
 
 

@@ -223,6 +223,8 @@ REFUSED = [
     ["--embeddings"],
     ["--reranking"],
     ["--api-prefix", "/x"],
+    ["--api-key", "k"],
+    ["--api_key", "k"],
     ["--ssl-key-file", "k.pem"],
     ["--models-dir", "d"],
     ["--reuse-port"],
@@ -350,8 +352,6 @@ def test_inherited_flags_are_dropped_with_a_notice() -> None:
 @pytest.mark.parametrize(
     "server",
     [
-        'api_key = "s3cret"',
-        'extra_args = ["--api-key", "s3cret"]',
         'extra_args = ["--hf-token", "s3cret"]',
         'extra_args = ["--hf_token", "s3cret"]',
     ],
@@ -363,6 +363,37 @@ def test_secrets_are_masked_in_the_display_form(server: str) -> None:
     assert "s3cret" not in " ".join(made.display)
     assert "****" in made.display
     assert len(made.display) == len(made.argv)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_the_key_is_in_the_environment_alone(build: str) -> None:
+    """Nobody finds it in the list of processes, or in what a program prints of its objects."""
+    made = command('api_key = "s3cret"', build)
+    assert made.env == {"LLAMA_API_KEY": "s3cret"}
+    assert "--api-key" not in made.argv
+    assert "s3cret" not in repr(made)
+    assert made.notices == ()
+    assert command(build=build).env == {}
+
+
+def test_a_build_without_the_variable_gets_the_key_in_its_command() -> None:
+    """The stack works and stays closed; that others can read the key is said, and people are not shown it."""
+    capabilities = parse_capabilities("", "--host H\n--port N\n-c, --ctx-size N\n-ngl N\n--api-key KEY\n", None)
+    made = server_argv(config_of('api_key = "s3cret"'), capabilities, "x", "m")
+    assert made.env == {}
+    assert follows(made.argv, "--api-key") == "s3cret"
+    assert follows(made.display, "--api-key") == "****"
+    assert [notice for notice in made.notices if "every user of this machine" in notice]
+    assert "s3cret" not in " ".join(made.notices)
+
+
+def test_a_key_that_kvstack_does_not_know_is_refused_in_the_variables() -> None:
+    """The proxy could ask the server nothing."""
+    with pytest.raises(ConfigError) as caught:
+        command('env = { LLAMA_API_KEY = "s3cret" }')
+    assert caught.value.problems[0].path == "server.env.LLAMA_API_KEY"
+    assert "server.api_key" in caught.value.problems[0].message
+    assert "s3cret" not in str(caught.value)
 
 
 def test_masking_reaches_every_form() -> None:

@@ -279,6 +279,15 @@ def test_a_listen_all_address_is_reached_over_loopback() -> None:
     assert parse('[server]\nmodel = "m"\nhost = "0.0.0.0"\n').upstream_url == "http://127.0.0.1:12345"
 
 
+@pytest.mark.parametrize("value", ['"s3cret key"', '["s3cret"]', '"s3cret\\n"'])
+def test_a_malformed_key_is_not_shown(value: str) -> None:
+    """An error goes to terminals and logs."""
+    with pytest.raises(ConfigError) as caught:
+        parse(f'[server]\nmodel = "m"\napi_key = {value}\n')
+    assert [problem.path for problem in caught.value.problems] == ["server.api_key"]
+    assert "s3cret" not in str(caught.value)
+
+
 def test_the_api_key_does_not_show_in_a_repr() -> None:
     """A traceback or debug print must not give the key away."""
     assert "s3cret" not in repr(parse('[server]\nmodel = "m"\napi_key = "s3cret"\n'))
