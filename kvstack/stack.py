@@ -44,6 +44,7 @@ from kvstack.proving import Prover
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
+from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer
 from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
 from kvstack.snapshotting import PrefixSnapshots
@@ -91,6 +92,7 @@ class Stack:
             history=History(config.proxy.keep_bodies),
             slot_actions=plan.snapshot_dir is None or config.server.slot_save_path is not None,
             sent=self._note_sent,
+            keys=Keys(config.proxy.api_key, config.server.api_key),
         )
         self._readers: dict[int, LogReader] = {}
         self._verifier = Verifier(plan, self._upstream, self.bus.publish)

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from kvstack.core.keylines import key_lines, line_of
 from kvstack.core.rulespec import RulePatch
-from kvstack.core.settings import PACKAGED_MODELS, Config, Place, Proxy, Rules, Server, Warmup
+from kvstack.core.settings import PACKAGED_MODELS, Config, Place, Proxy, Rules, Server, Warmup, is_loopback
 from kvstack.errors import ConfigError, Problem
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Server",
     "Warmup",
     "apply_overrides",
+    "is_loopback",
     "manual",
     "parse_config",
     "table_lists_repaired",
@@ -222,6 +223,7 @@ def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterato
             if ports[0] == ports[1] and isinstance(ports[0], int):
                 where = lines.get("proxy.port") or lines.get("server.port")
                 yield Problem("proxy.port", f"is also the server's port ({ports[0]}): they need one each", where)
+    yield from _exposed(raw.get("proxy"), lines)
     warmup = raw.get("warmup")
     if isinstance(warmup, Mapping):
         given = [key for key in _PROMPTS if key in warmup]
@@ -231,6 +233,20 @@ def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterato
                 f"stands beside warmup.{given[0]}: only one of {', '.join(_PROMPTS)} may be set",
                 lines.get(f"warmup.{given[1]}"),
             )
+
+
+def _exposed(proxy: object, lines: Mapping[str, int]) -> Iterator[Problem]:
+    """A proxy that other machines reach, and that asks them for nothing."""
+    if not isinstance(proxy, Mapping) or "api_key" in proxy or proxy.get("insecure") is True:
+        return
+    host = proxy.get("host")
+    if isinstance(host, str) and not is_loopback(host):
+        yield Problem(
+            "proxy.host",
+            f"{_shown(host)} lets other machines in, and nothing asks them for a key: set proxy.api_key, or "
+            "proxy.insecure = true to let in whoever reaches the port",
+            lines.get("proxy.host"),
+        )
 
 
 def _url_fault(url: str) -> str | None:

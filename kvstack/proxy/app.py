@@ -7,7 +7,7 @@ from __future__ import annotations
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvstack.proxy.control import Controlled, control_routes
+from kvstack.proxy.control import Controlled, control_routes, refuse_key
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.metrics import Metrics
 
@@ -21,7 +21,7 @@ def make_app(forward: Forward, stack: Controlled, token: str, version: str = "")
     Args:
         forward: Serves what is not ours.
         stack: What the control routes show and act upon.
-        token: Secret for the control routes that act.
+        token: Secret for the control routes that act; of the others it opens each that the proxy's key opens.
         version: Version of kvstack, for the metrics.
     """
     metrics = Metrics(stack.snapshot, version, lambda: forward.strip_failures)
@@ -31,7 +31,11 @@ def make_app(forward: Forward, stack: Controlled, token: str, version: str = "")
         if scope["type"] != "http":
             return
         path: str = scope["path"]
-        if path == "/kvstack" or path.startswith("/kvstack/"):
+        ours = path == "/kvstack" or path.startswith("/kvstack/")
+        # The stack's token opens what is ours alone: kvstack's own verbs have no other key.
+        if not forward.keys.admit(scope, token if ours else None):
+            await (refuse_key(scope, receive, send) if ours else forward.refuse(scope, send))
+        elif ours:
             await control(scope, receive, send)
         else:
             await forward(scope, receive, send)

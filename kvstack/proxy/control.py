@@ -16,7 +16,8 @@ The control routes: what another terminal asks of a running stack.
 `last` is the newest request that began, also while it runs.  Its verdict is waited for, but no longer than a second:
 who has just got an answer means that one, and a prefill may take minutes.
 
-The open routes hold figures and no prompts.  Routes that act answer `{"status", "message", "data"}`.
+The open routes hold figures and no prompts.  With `proxy.api_key` they ask for that key or for the token; the others
+ask for the token in any case.  Routes that act answer `{"status", "message", "data"}`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from kvstack.proxy.capture import Captures, CaptureStream
 from kvstack.proxy.history import History
 from kvstack.proxy.metrics import CONTENT_TYPE, Metrics
 
-__all__ = ["Controlled", "control_routes"]
+__all__ = ["Controlled", "control_routes", "refuse_key"]
 
 EVENT_PAUSE_S = 15.0
 LAST_WAIT_S = 1.0
@@ -227,6 +228,18 @@ def control_routes(
         Route("/kvstack/{rest:path}", unknown),
         Route("/kvstack", unknown),
     ]
+
+
+refuse_key = AsciiJson(
+    {
+        "status": "error",
+        "message": "this needs proxy.api_key, or the token of the stack's run file, as `Authorization: Bearer ...`",
+        "data": None,
+    },
+    401,
+    headers={"www-authenticate": "Bearer"},
+)
+"""Answers a request that came with neither."""
 
 
 def _unauthorized(name: str) -> Response:

@@ -36,6 +36,7 @@ from kvstack.proxy.dialect_errors import error_body
 from kvstack.proxy.headers import client_headers, header, upstream_headers
 from kvstack.proxy.hearing import Hearing
 from kvstack.proxy.history import History
+from kvstack.proxy.keys import Keys
 from kvstack.proxy.target import ambiguity, path_at_server
 from kvstack.upstream import Stream, Upstream, UpstreamError
 
@@ -77,9 +78,11 @@ class Forward:
         history: Remembers requests.
         slot_actions: Whether clients may save, restore and erase slots.
         sent: Told of each model request that goes to the upstream: its number, its path, its body after the rules.
+        keys: Which key the upstream gets.
 
     Attributes:
         captures: Who listens to the requests.
+        keys: Who may use the proxy.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Forward:
         history: History | None = None,
         slot_actions: bool = True,
         sent: Callable[[int, str, bytes], None] = lambda number, path, body: None,
+        keys: Keys | None = None,
     ) -> None:
         self._upstream = upstream
         self._strip = strip
@@ -102,6 +106,7 @@ class Forward:
         self._publish = publish
         self._slot_actions = slot_actions
         self._sent = sent
+        self.keys = keys if keys is not None else Keys()
         self._max_body_bytes = max_body_bytes
         self._ready_timeout_s = ready_timeout_s
         self._cors_origins = frozenset(cors_origins)
@@ -171,6 +176,13 @@ class Forward:
             exchange = group.create_task(self._exchange(scope, receive, send))
             self._exchanges.add(exchange)
             exchange.add_done_callback(self._exchanges.discard)
+
+    async def refuse(self, scope: Scope, send: Send) -> None:
+        """
+        Answer a request that came without the proxy's key.
+        """
+        text = "the key is missing or wrong: send `Authorization: Bearer KEY` or `x-api-key: KEY` (proxy.api_key)"
+        await self._reply_error(scope, send, api_of(scope["path"]), 401, text)
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         api = api_of(scope["path"])
@@ -290,7 +302,7 @@ class Forward:
         target = _raw_path(scope)
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
-        headers = upstream_headers(scope, api)
+        headers = self.keys.for_upstream(upstream_headers(scope, api))
         deadline = time.monotonic() + self._ready_timeout_s
         while True:
             if api is not None and not await self._wait_ready(max(0.0, deadline - time.monotonic())):
@@ -356,8 +368,10 @@ class Forward:
                 self._publish(answer)
 
     async def _reply_error(self, scope: Scope, send: Send, api: str | None, status: int, message: str) -> None:
-        extra = [(b"retry-after", str(RETRY_AFTER_S).encode())] if status == 503 else []
-        await self._reply(scope, send, status, error_body(api, status, message), "application/json", extra)
+        extra = {503: [(b"retry-after", str(RETRY_AFTER_S).encode())], 401: [(b"www-authenticate", b"Bearer")]}
+        await self._reply(
+            scope, send, status, error_body(api, status, message), "application/json", extra.get(status, ())
+        )
 
     async def _reply(
         self,

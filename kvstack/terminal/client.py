@@ -158,13 +158,13 @@ def find_dir(target: str | None) -> tuple[RunDir, NotRunning | None]:
 
 def fetch_status(run: RunFile) -> dict[str, Any]:
     """
-    The stack's own account of itself, `GET /kvstack/status`.
+    The stack's own account of itself, `GET /kvstack/status`, with the run file's token.
 
     Raises:
         NotReady: It does not answer.
         NotRunning: It ended meanwhile.
     """
-    status, body = _talk(run, "GET", "/kvstack/status", STATUS_TIMEOUT_S)
+    status, body = _talk(run, "GET", "/kvstack/status", STATUS_TIMEOUT_S, _token(run))
     data = _json_object(body)
     if status != http.client.OK or data is None:
         raise KvstackError(
@@ -183,8 +183,7 @@ def act(run: RunFile, action: str, timeout_s: float) -> Answer:
         NotReady: It does not answer in time.
         NotRunning: It ended meanwhile.
     """
-    token = {"Authorization": f"Bearer {run.token}"}
-    return _answer(run, action, *_talk(run, "POST", f"/kvstack/{action}", timeout_s, token))
+    return _answer(run, action, *_talk(run, "POST", f"/kvstack/{action}", timeout_s, _token(run)))
 
 
 def fetch(run: RunFile, path: str) -> Answer:
@@ -195,10 +194,9 @@ def fetch(run: RunFile, path: str) -> Answer:
         NotReady: It does not answer in time.
         NotRunning: It ended meanwhile.
     """
-    token = {"Authorization": f"Bearer {run.token}"}
     # A person typed a part of it.
     path = quote(path, safe="/?=&", errors="surrogateescape")
-    return _answer(run, path, *_talk(run, "GET", f"/kvstack/{path}", STATUS_TIMEOUT_S, token))
+    return _answer(run, path, *_talk(run, "GET", f"/kvstack/{path}", STATUS_TIMEOUT_S, _token(run)))
 
 
 @contextlib.contextmanager
@@ -217,7 +215,7 @@ def follow(run: RunFile, path: str) -> Iterator[Iterator[bytes]]:
     connection = _connection(run, SILENCE_S)
     try:
         try:
-            connection.request("GET", f"/kvstack/{path}", headers={"Authorization": f"Bearer {run.token}"})
+            connection.request("GET", f"/kvstack/{path}", headers=_token(run))
             response = connection.getresponse()
             refused = b"" if response.status == http.client.OK else response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -263,12 +261,14 @@ def _answer(run: RunFile, path: str, status: int, body: bytes) -> Answer:
     )
 
 
-def _talk(
-    run: RunFile, method: str, path: str, timeout_s: float, headers: dict[str, str] | None = None
-) -> tuple[int, bytes]:
+def _token(run: RunFile) -> dict[str, str]:
+    return {"Authorization": f"Bearer {run.token}"}
+
+
+def _talk(run: RunFile, method: str, path: str, timeout_s: float, headers: dict[str, str]) -> tuple[int, bytes]:
     connection = _connection(run, timeout_s)
     try:
-        connection.request(method, path, headers=headers or {})
+        connection.request(method, path, headers=headers)
         response = connection.getresponse()
         return response.status, response.read()
     except (OSError, http.client.HTTPException) as error:

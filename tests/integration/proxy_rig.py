@@ -22,6 +22,7 @@ from kvstack.prompt.rules import RuleSettings, Stripped, apply_rules, compile_ru
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward, Strip
 from kvstack.proxy.history import History
+from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer, bind
 from kvstack.upstream import Upstream
 from tests.integration.stub_upstream import Handler, Received, StubUpstream
@@ -127,6 +128,7 @@ async def proxy(
     upstream_port: int | None = None,
     keep_bodies: int = 0,
     slot_actions: bool = True,
+    keys: Keys | None = None,
 ) -> AsyncIterator[Running]:
     """Serve the real application on a free port."""
     events: list[Event] = []
@@ -150,6 +152,7 @@ async def proxy(
         cors_origins=cors_origins,
         history=History(keep_bodies),
         slot_actions=slot_actions,
+        keys=keys,
     )
     server = ProxyServer(make_app(forward, stack, "t0ken", "1.2.3"), listener, 2.0)
     async with asyncio.TaskGroup() as group:

@@ -50,11 +50,11 @@ def post(
         connection.close()
 
 
-def get(port: int, path: str, timeout_s: float = 10.0) -> tuple[int, Any]:
+def get(port: int, path: str, timeout_s: float = 10.0, headers: dict[str, str] | None = None) -> tuple[int, Any]:
     """Read a JSON resource."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers or {})
         response = connection.getresponse()
         return response.status, json.loads(response.read() or b"null")
     finally:
@@ -82,10 +82,11 @@ class RunningStack:
         self.name = name
         self.proxy_port = proxy_port
         self.server_port = server_port
+        self.headers: dict[str, str] = {}
 
     def status(self) -> dict[str, Any]:
         """What `GET /kvstack/status` says."""
-        _, data = get(self.proxy_port, "/kvstack/status")
+        _, data = get(self.proxy_port, "/kvstack/status", headers=self.headers)
         assert isinstance(data, dict)
         return data
 
@@ -166,6 +167,8 @@ def run_stack(
         text=True,
     )
     stack = RunningStack(process, name, proxy_port, server_port)
+    if "api_key" in sections["proxy"]:
+        stack.headers["X-Api-Key"] = sections["proxy"]["api_key"]
     try:
         if ready:
             stack.wait_for("ready")

@@ -87,3 +87,25 @@ def test_a_key_of_the_shell_does_not_reach_a_server_that_has_none(
     monkeypatch.setenv("LLAMA_API_KEY", "from-the-shell")
     with run_stack(tmp_path, small(llama_server, model_path)) as stack:
         assert post(stack.server_port, CHAT, BODY)[0] == 200
+
+
+def test_the_proxy_asks_for_its_own_key_and_uses_the_servers(
+    llama_server: Path, model_path: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients know one key, the server another; kvstack's own verbs need neither, and show neither."""
+    state = tmp_path / "state"
+    monkeypatch.setenv("KVSTACK_STATE_DIR", str(state))
+    server = {**small(llama_server, model_path), "api_key": "s3cret-inner"}
+    warmup = {"system_prompt": "You are a helper."}
+    with run_stack(tmp_path, server, proxy={"api_key": "s3cret-outer"}, warmup=warmup) as stack:
+        for headers, wanted in (
+            ({}, 401),
+            ({"Authorization": "Bearer s3cret-inner"}, 401),
+            ({"Authorization": "Bearer s3cret-outer"}, 200),
+            ({"X-Api-Key": "s3cret-outer"}, 200),
+        ):
+            assert post(stack.proxy_port, CHAT, BODY, headers)[0] == wanted
+        assert post(stack.server_port, CHAT, BODY, {"Authorization": "Bearer s3cret-outer"})[0] == 401
+        told = [stack.verb("status", "--json"), stack.verb("warmup", "--json")]
+        assert told[0]["data"]["totals"]["requests"] == 2
+        assert "s3cret" not in str(told) + "".join(commands(stack)) + everything_written(state)

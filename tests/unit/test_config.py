@@ -278,16 +278,44 @@ def test_a_listen_all_address_is_reached_over_loopback() -> None:
     """0.0.0.0 is an address to listen on, not to connect to."""
     assert parse('[server]\nmodel = "m"\nhost = "0.0.0.0"\n').upstream_url == "http://127.0.0.1:12345"
 
+    assert parse(f'{SERVER}[proxy]\nhost = "0.0.0.0"\ninsecure = true\n').proxy_url == "http://127.0.0.1:1234"
+    assert parse(f'{SERVER}[proxy]\nhost = "::"\ninsecure = true\n').proxy_url == "http://[::1]:1234"
 
-@pytest.mark.parametrize("value", ['"s3cret key"', '["s3cret"]', '"s3cret\\n"'])
-def test_a_malformed_key_is_not_shown(value: str) -> None:
+
+SERVER = '[server]\nmodel = "m"\n'
+
+
+@pytest.mark.parametrize("section", ["server", "proxy"])
+@pytest.mark.parametrize("value", ['"s3cret key"', '["s3cret"]', '"s3cret\\n"', '""'])
+def test_a_malformed_key_is_not_shown(section: str, value: str) -> None:
     """An error goes to terminals and logs."""
     with pytest.raises(ConfigError) as caught:
-        parse(f'[server]\nmodel = "m"\napi_key = {value}\n')
-    assert [problem.path for problem in caught.value.problems] == ["server.api_key"]
+        parse(SERVER + ("[proxy]\n" if section == "proxy" else "") + f"api_key = {value}\n")
+    assert [problem.path for problem in caught.value.problems] == [f"{section}.api_key"]
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "fe80::1", "box.local", "localhost.example"])
+def test_a_proxy_that_other_machines_reach_needs_a_key(host: str) -> None:
+    """Refused with the way out, unless the user says that it is meant."""
+    with pytest.raises(ConfigError) as caught:
+        parse(f'{SERVER}[proxy]\nhost = "{host}"\n')
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert [(problem.path, problem.line) for problem in caught.value.problems] == [("proxy.host", 4)]
+    assert "proxy.api_key" in caught.value.problems[0].message
+    assert "proxy.insecure = true" in caught.value.problems[0].message
+    for more in ('api_key = "k"', "insecure = true"):
+        assert parse(f'{SERVER}[proxy]\nhost = "{host}"\n{more}\n').proxy.host == host
+    with pytest.raises(ConfigError):
+        parse(f'{SERVER}[proxy]\nhost = "{host}"\ninsecure = false\n')
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost", "LOCALHOST"])
+def test_a_proxy_on_loopback_needs_no_key(host: str) -> None:
+    """Only this machine reaches it."""
+    assert parse(f'{SERVER}[proxy]\nhost = "{host}"\n').proxy.api_key is None
 
 
 def test_the_api_key_does_not_show_in_a_repr() -> None:
     """A traceback or debug print must not give the key away."""
-    assert "s3cret" not in repr(parse('[server]\nmodel = "m"\napi_key = "s3cret"\n'))
+    assert "s3cret" not in repr(parse('[server]\nmodel = "m"\napi_key = "s3cret"\n[proxy]\napi_key = "s3cret"\n'))

@@ -4,9 +4,9 @@ Kernel, ports, log level, proxy.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 
+from kvstack.core.config import is_loopback
 from kvstack.llama.doctor.facts import Facts, Finding, Severity
 from kvstack.llama.doctor.gpu import uses_gpu
 
@@ -84,7 +84,7 @@ def bypass(facts: Facts) -> Iterator[Finding]:
             f"the server's log has tasks that the proxy did not send; clients should use {facts.config.proxy_url}",
             f"Point every client at {facts.config.proxy_url}.",
         )
-    if not facts.config.attached and not _is_loopback(facts.config.server.host):
+    if not facts.config.attached and not is_loopback(facts.config.server.host):
         yield Finding(
             "server-exposed",
             Severity.WARNING,
@@ -92,15 +92,6 @@ def bypass(facts: Facts) -> Iterator[Finding]:
             f"server.host = {facts.config.server.host}",
             'Set server.host = "127.0.0.1"; clients come through the proxy.',
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 CHECKS = (log_level, watchdog, port_taken, bypass)
