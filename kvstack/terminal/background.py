@@ -193,7 +193,7 @@ def _follow(
 
 
 def _spawn(config_path: Path, overrides: Sequence[str], file: BinaryIO) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, "-m", "kvstack", *(["--debug"] if output.debug() else [])]
+    arguments = [*_ourselves(), *(["--debug"] if output.debug() else [])]
     arguments += ["up", str(config_path), "--no-dashboard", *(f"--set={item}" for item in overrides)]
     flags = 0
     if sys.platform == "win32":  # start_new_session says nothing there
@@ -201,6 +201,17 @@ def _spawn(config_path: Path, overrides: Sequence[str], file: BinaryIO) -> subpr
     return subprocess.Popen(
         arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, creationflags=flags
     )
+
+
+def _ourselves() -> list[str]:
+    """
+    This installation of kvstack as a command, without its arguments.
+
+    `-P`: `-m` alone would import what lies in the current directory before what is installed.  `-I` would go too far:
+    who has kvstack on PYTHONPATH or in the user's site needs them here as well, unless this process runs without them.
+    """
+    without = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
+    return [sys.executable, "-P", *(flag for flag, is_set in without.items() if is_set), "-m", "kvstack"]
 
 
 def _own(directory: RunDir, pid: int) -> RunFile | None:

