@@ -29,6 +29,7 @@ from kvstack.core.events import (
 )
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import ServerView, Snapshot
+from kvstack.descriptors import limit, raise_limit
 from kvstack.errors import KvstackError, NotReady, foremost, unexpected
 from kvstack.gate import Gate
 from kvstack.llama.log import LogReader
@@ -55,6 +56,7 @@ from kvstack.warming import Warmer
 __all__ = ["Stack"]
 
 CLOSE_S = 5.0
+RAN_OUT_AGAIN_S = 600.0
 
 _Result = TypeVar("_Result")
 
@@ -93,6 +95,7 @@ class Stack:
             slot_actions=plan.snapshot_dir is None or config.server.slot_save_path is not None,
             sent=self._note_sent,
             keys=Keys(config.proxy.api_key, config.server.api_key),
+            ran_out=self._ran_out,
         )
         self._readers: dict[int, LogReader] = {}
         self._verifier = Verifier(plan, self._upstream, self.bus.publish)
@@ -109,6 +112,7 @@ class Stack:
         self._server: ProxyServer | None = None
         self._listener: socket.socket | None = None
         self._begun_s = 0.0
+        self._ran_out_told_s: float | None = None
         self._supervisor = Supervisor(self._launch(), self._hooks(), self._raw_log)
 
     # What the control routes need
@@ -175,6 +179,7 @@ class Stack:
             KvstackError: The stack could not start, or its llama-server is lost.
         """
         config = self._plan.config
+        raise_limit()
         self._run_dir.lock()
         self._begun_s = time.time()
         try:
@@ -182,7 +187,7 @@ class Stack:
             await self._clear_the_way()
             listener = self._listener = self._bind()
             app = make_app(self._forward, self, self._token, kvstack.__version__)
-            server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s)
+            server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s, self._ran_out)
             for text in self._plan.notices:
                 self._warn(text)
             self._verifier.report(self._plan.findings)
@@ -319,11 +324,11 @@ class Stack:
     async def _busy(self) -> Hashable | None:
         if not self._forward.open_requests:
             # A look at the slots wakes the server and is a line in its log: without a request it is not worth that.
-            return IDLE if await self._upstream.health() is Health.OK else None
+            return IDLE if await self._upstream.health() in {Health.OK, Health.UNASKED} else None
         try:
             answer = await self._upstream.request("GET", "/slots", timeout_s=PROBE_TIMEOUT_S)
-        except UpstreamError:
-            return None
+        except UpstreamError as error:
+            return IDLE if error.ran_out else None
         return slots_mark(answer.status, answer.body)
 
     def _output(self, data: bytes, run: int) -> None:
@@ -352,6 +357,18 @@ class Stack:
 
     def _warn(self, text: str) -> None:
         self.bus.publish(Notice(time.time(), "warning", text))
+
+    def _ran_out(self) -> None:
+        """There is no file descriptor left: said once in a while, for it happens thousands of times at once."""
+        now_s = time.monotonic()
+        if self._ran_out_told_s is None or now_s - self._ran_out_told_s >= RAN_OUT_AGAIN_S:
+            self._ran_out_told_s = now_s
+            self._warn(
+                f"kvstack has no file descriptor left (limit {limit():,}): connections wait, requests are refused; "
+                "allow more with `ulimit -n`, or LimitNOFILE= in a systemd unit"
+                if limit() is not None
+                else "The system has no file descriptor left: connections wait, requests are refused"
+            )
 
     async def _release_upstream(self) -> bool:
         if self._supervisor.state is not State.STOPPING:

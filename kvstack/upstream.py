@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from kvstack.descriptors import ran_out
+
 __all__ = ["PROBE_TIMEOUT_S", "Answer", "Headers", "Health", "Props", "Upstream", "UpstreamError"]
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -34,11 +36,13 @@ class UpstreamError(Exception):
 
     Attributes:
         reached: Whether a connection was made: False means that the server never saw the request.
+        ran_out: Whether it was kvstack that had no file descriptor left for one: that says nothing of the server.
     """
 
-    def __init__(self, message: str, *, reached: bool) -> None:
+    def __init__(self, message: str, *, reached: bool, ran_out: bool = False) -> None:
         super().__init__(message)
         self.reached = reached
+        self.ran_out = ran_out
 
 
 class Health(Enum):
@@ -54,6 +58,8 @@ class Health(Enum):
     """200."""
     ERROR = "error"
     """Something else answers, or the answer did not come in time."""
+    UNASKED = "unasked"
+    """It could not be asked: kvstack had no file descriptor left for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,7 @@ class Upstream:
         try:
             response = await self._client.send(self._request(method, target, headers, body), stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise UpstreamError(_said(error), reached=False) from error
+            raise _not_reached(error) from error
         except httpx.HTTPError as error:
             raise UpstreamError(_said(error), reached=True) from error
         try:
@@ -187,7 +193,7 @@ class Upstream:
         try:
             response = await self._client.send(request)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise UpstreamError(_said(error), reached=False) from error
+            raise _not_reached(error) from error
         except httpx.HTTPError as error:
             raise UpstreamError(_said(error), reached=True) from error
         return Answer(response.status_code, response.content, response.headers.get("content-type", ""))
@@ -199,6 +205,8 @@ class Upstream:
         try:
             answer = await self.request("GET", "/health", timeout_s=PROBE_TIMEOUT_S)
         except UpstreamError as error:
+            if error.ran_out:
+                return Health.UNASKED
             return Health.ERROR if error.reached else Health.REFUSED
         if answer.status == 200:
             return Health.OK
@@ -246,6 +254,12 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
     (httpx.ProtocolError, "the answer is no HTTP, or breaks off"),
 )
 """What the library's errors mean that have no words of their own, the special before the general."""
+
+
+def _not_reached(error: Exception) -> UpstreamError:
+    if ran_out(error):
+        return UpstreamError("kvstack has no file descriptor left for a connection", reached=False, ran_out=True)
+    return UpstreamError(_said(error), reached=False)
 
 
 def _said(error: Exception) -> str:

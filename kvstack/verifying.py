@@ -23,6 +23,7 @@ from kvstack.upstream import Props, Upstream, UpstreamError
 
 __all__ = ["Verifier"]
 
+ASK_AGAIN_S = 1.0
 START_FACTS_KEPT = 5000
 
 
@@ -68,7 +69,7 @@ class Verifier:
                 "End it, or choose another port: `--set server.port=...`.",
             )
         try:
-            props = await self._upstream.props()
+            props = await self._ask()
         except UpstreamError as error:
             if ours:
                 raise StartFailed(
@@ -99,6 +100,15 @@ class Verifier:
             )
         )
         self._examine(props)
+
+    async def _ask(self) -> Props:
+        while True:
+            try:
+                return await self._upstream.props()
+            except UpstreamError as error:
+                if not error.ran_out:  # else the server is well, and clients that leave make room
+                    raise
+            await asyncio.sleep(ASK_AGAIN_S)
 
     def _examine(self, props: Props) -> None:
         """Let the doctor look at the server that runs now."""

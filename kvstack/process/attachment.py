@@ -50,7 +50,7 @@ class Attachment:
         began_s = self._clock()
         seen: Health | None = None
         while (health := await self._health()) is not Health.OK:
-            is_away = health is not Health.LOADING
+            is_away = health not in {Health.LOADING, Health.UNASKED}
             if health is not seen:
                 seen = health
                 end = f", trying for up to {patience_s:g} s" if is_away and patience_s is not None else ""
@@ -72,13 +72,13 @@ class Attachment:
         while misses < ATTACH_MISSES:
             await self._sleep(ATTACH_WATCH_S)
             # A server at work answers /health all the same: it has threads for that.
-            misses = 0 if await self._health() is Health.OK else misses + 1
+            misses = 0 if await self._health() in {Health.OK, Health.UNASKED} else misses + 1
 
     async def until_back(self) -> None:
         """
         Wait until something answers again.
         """
-        while await self._health() in {Health.REFUSED, Health.ERROR}:
+        while await self._health() in {Health.REFUSED, Health.ERROR, Health.UNASKED}:
             await self._sleep(ATTACH_WATCH_S)
 
 
@@ -89,5 +89,7 @@ def _missed(health: Health) -> str:
             return "nothing answers (connection refused)"
         case Health.LOADING:
             return "it loads its model"
+        case Health.UNASKED:
+            return "kvstack has no file descriptor left to ask it"
         case _:
             return "no answer of a llama-server comes"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import sys
@@ -107,7 +108,8 @@ class Child:
         """
         loop = asyncio.get_running_loop()
         owner = identify(os.getpid())
-        assert owner is not None
+        if owner is None:  # it is there, so its entry could not be opened
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._owner = owner
         self._serial = next(_serials)
         self._oom_kills = system.oom_kill_count()
@@ -154,7 +156,7 @@ class Child:
 
     async def sample(self) -> Sample | None:
         """
-        Look at the child and its descendants; None if it is gone.
+        Look at the child and its descendants; None if it is gone, or cannot be looked at.
         """
         sample = await asyncio.to_thread(_measure, self.pid)
         if sample is not None:
@@ -166,7 +168,7 @@ class Child:
         Find all that it has started, in whatever session or under whatever parent that is now.
         """
         found: set[ProcessIdentity] = set()
-        with contextlib.suppress(RuntimeError):  # no more threads: what is known already has to do
+        with contextlib.suppress(RuntimeError, OSError):  # no more threads or files: what is known already has to do
             found = await asyncio.to_thread(lambda: descendants(self.pid) | marked(self._owner, self._serial))
         self._family = frozenset(self._family | found) - {self.identity}
 
@@ -266,14 +268,14 @@ def _measure(pid: int) -> Sample | None:
         process = psutil.Process(pid)
         suspended = process.status() == psutil.STATUS_STOPPED
         members = [process, *process.children(recursive=True)]
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return None
     rss_bytes = 0
     read_bytes = 0
     cpu_s = 0.0
     family: set[ProcessIdentity] = set()
     for member in members:
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             rss_bytes += member.memory_info().rss
             times = member.cpu_times()
             cpu_s += times.user + times.system
@@ -288,7 +290,7 @@ def _read_bytes(process: psutil.Process) -> int:
     tell = getattr(process, "io_counters", None)
     if tell is None:
         return 0
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, OSError):
         counters = tell()
         # Both: a file that is read comes from the page cache or not, one that is mapped comes as disk reads only.
         return int(counters.read_bytes) + int(getattr(counters, "read_chars", 0))

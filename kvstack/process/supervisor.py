@@ -32,6 +32,7 @@ from typing import Literal, NoReturn
 
 from kvstack.core.events import MemorySampled, Notice, ServerSpawned, StateChanged
 from kvstack.core.lifecycle import State, backoff_s, may_go
+from kvstack.descriptors import ran_out
 from kvstack.errors import ChildLost, KvstackError, StartFailed
 from kvstack.process.attachment import ATTACH_PATIENCE_S, Attachment
 from kvstack.process.child import Child, Remains
@@ -53,6 +54,7 @@ WATCH_S = 10.0
 RELEASE_S = 6.0
 ATTACH_RELEASE_S = 60.0
 SAY_SILENT_S = 30.0
+SPAWN_RETRY_S = 1.0
 
 
 class _Exited(Exception):
@@ -221,7 +223,7 @@ class Supervisor:
         """From the spawn of one child to its end, which is described; no child lives afterwards."""
         self._waiting.check_stop()
         try:
-            child = self._spawn(launch, run)
+            child = await self._spawned(launch, run)
         except OSError as error:
             return not_run(launch.argv[0], error)
         closed = False
@@ -255,6 +257,20 @@ class Supervisor:
             if not closed:  # cancelled, or a fault of our own: whatever it is, no child stays behind
                 child.kill()
                 await child.close(CLOSE_S)
+
+    async def _spawned(self, launch: Launch, run: int) -> Process:
+        told = False
+        while True:
+            try:
+                return self._spawn(launch, run)
+            except OSError as error:
+                # Clients that wait for the server hold them.  They leave, and this was no fault of the server's.
+                if not (self._was_ready and ran_out(error)):
+                    raise
+            if not told:
+                told = True
+                self._notice("warning", "llama-server cannot be started before a file descriptor is free")
+            await self._waiting.unless_stopped(self._waiting.nap(SPAWN_RETRY_S))
 
     async def _serve(self, launch: Launch, child: Process) -> NoReturn:
         progress = Progress(launch.stall_timeout_s, self._clock())
@@ -321,7 +337,7 @@ class Supervisor:
 
     async def _alive_mark(self) -> Hashable | None:
         # Without a look at the slots: an answer of any kind is a sign of life, and a new one each time.
-        return object() if await self._hooks.health() is Health.OK else None
+        return object() if await self._hooks.health() in {Health.OK, Health.UNASKED} else None
 
     async def _observe(self, child: Process, progress: Progress) -> None:
         told_s = progress.since_s

@@ -11,16 +11,20 @@ import logging
 import math
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvstack.descriptors import ran_out
 from kvstack.errors import KvstackError, PortTaken
 
 __all__ = ["ProxyServer", "bind"]
 
 KEEP_ALIVE_S = 75
+QUEUE = 1024
+"""Connections that the system holds until they are accepted."""
 
 
 def bind(host: str, port: int, section: str = "proxy") -> socket.socket:
@@ -52,7 +56,7 @@ def bind(host: str, port: int, section: str = "proxy") -> socket.socket:
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(QUEUE)
     except OSError as error:
         listener.close()
         if error.errno in {errno.EADDRINUSE, getattr(errno, "WSAEADDRINUSE", errno.EADDRINUSE)}:
@@ -76,6 +80,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)
         self.listening.set()
 
     @contextlib.contextmanager
@@ -92,9 +98,12 @@ class ProxyServer:
         app: The application.
         listener: A listening socket.
         grace_s: How long answers may take to end after `stop`, in seconds; they are cut off then.
+        ran_out: Told when a connection cannot be accepted for want of a file descriptor; it is tried again.
     """
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, grace_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, listener: socket.socket, grace_s: float, ran_out: Callable[[], None] = lambda: None
+    ) -> None:
         for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
             logger = logging.getLogger(name)
             logger.propagate = False
@@ -111,16 +120,26 @@ class ProxyServer:
             date_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
+            # asyncio accepts so many in one turn, and where no file descriptor is left, it fails and starts a timer as
+            # often, each of which fails as often again a second later.  How many may wait is set after the start.
+            backlog=1,
             timeout_graceful_shutdown=math.ceil(grace_s) + 1,
         )
         self._server = _Server(config)
         self._listener = listener
+        self._ran_out = ran_out
 
     async def run(self) -> None:
         """
         Serve until `stop` is called.
         """
-        await self._server.serve([self._listener])
+        loop = asyncio.get_running_loop()
+        before = loop.get_exception_handler()
+        loop.set_exception_handler(self._on_exception)
+        try:
+            await self._server.serve([self._listener])
+        finally:
+            loop.set_exception_handler(before)
 
     async def started(self) -> None:
         """
@@ -133,6 +152,13 @@ class ProxyServer:
         Accept no more, close idle connections, let answers end.
         """
         self._server.should_exit = True
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # With a socket: asyncio's own accept, which goes on by itself after a second.
+        if "socket" in context and ran_out(context.get("exception")):
+            self._ran_out()
+        else:
+            loop.default_exception_handler(context)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
