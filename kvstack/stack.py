@@ -316,7 +316,10 @@ class Stack:
         model = self._plan.model_path
         self.bus.publish(
             ServerDescribed(
-                time.time(), url=self._plan.config.upstream_url, model=model.name if model is not None else None
+                time.time(),
+                url=self._plan.config.upstream_url,
+                model=model.name if model is not None else None,
+                similarity_threshold_ratio=self._plan.facts.settings.similarity_ratio,
             )
         )
         self._run_dir.set_server(identity.pid, identity.started_s, self._plan.command.argv[0])

@@ -212,6 +212,7 @@ def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
 
 
 def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]:
+    said = f" (sim_best {task.similarity_ratio:.3f})" if task.similarity_ratio is not None else ""
     held, more = "", "; that did not begin enough like this prompt"
     if task.holder_is_warmup:
         warm = f" of {_tokens(row.warm_tokens)}" if row.warm_tokens else ""
@@ -222,21 +223,22 @@ def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]
         held, more = ", which held nothing", ""
     match task.how:
         case "lcp" | "lcs":
-            said = f" (sim_best {task.similarity_ratio:.3f})" if task.similarity_ratio is not None else ""
             yield f"It chose slot {task.slot}{held}, because that begins most like this prompt{said}."
         case "lru":
             if slots == 1:
-                yield f"It took slot {task.slot}, its only one{held}{more}."
+                yield f"It took slot {task.slot}, its only one{held}{said or more}."
             else:
                 oldest = ", unused for longest" if slots is not None else ""
                 alike = "No slot began enough like this prompt; it took" if more else "It took"
-                yield f"{alike} slot {task.slot}{held}{oldest if more else ''}."
+                yield f"{alike} slot {task.slot}{held}{said}{oldest if more else ''}."
         case "id":
             yield f"It took slot {task.slot}{held}, as the client asked."
         case _:
             yield f"It worked in slot {task.slot}{held}."
     if task.ram_hit:
         yield "It found a better beginning in the RAM cache and put that into the slot."
+    elif task.how == "lru" and said:
+        yield "It looked for a better beginning in the RAM cache and found none."
     elif row.verdict == "RESTORED":
         yield "So much cached can only have come from the RAM cache; this log level does not say it."
 

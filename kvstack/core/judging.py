@@ -41,6 +41,7 @@ def judged(snapshot: Snapshot, row: RequestRow) -> RequestRow:
         boundary_tokens=snapshot.warmup.boundary_tokens,
         log_is_read=join.facts > 0,
         begins_run=not any(_is_earlier(other, row) for other in snapshot.requests),
+        threshold_ratio=snapshot.server.similarity_threshold_ratio,
     )
     # What was lost was evaluated by this very request: its own rate is the best.
     own = row.evaluated_tokens * 1000.0 / row.prefill_ms if row.evaluated_tokens and row.prefill_ms else None

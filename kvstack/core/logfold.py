@@ -43,6 +43,8 @@ def fold(join: Join, fact: facts.LogFact, rows: Sequence[RequestRow], *, warming
             )
             # Comparisons with the slots that were not chosen say nothing of the next task.
             return replace(join, pending={fact.slot: join.pending[fact.slot]})
+        case facts.RamCacheSearched() if join.selected is not None:
+            return _compare(join, join.selected, fact)
         case facts.RamCacheHit() if join.selected is not None:
             return _expect(join, join.selected, ram_hit=True, ram_similarity_ratio=fact.similarity_ratio)
         case facts.RestoreFailed() if fact.slot is not None and fact.task is None:
@@ -135,6 +137,14 @@ def _reuse(task: TaskView, tokens: int) -> TaskView:
 def _expect(join: Join, slot: int, **changes: object) -> Join:
     known = join.pending.get(slot) or TaskView(slot, -1)
     return replace(join, pending={**join.pending, slot: replace(known, **changes)})  # type: ignore[arg-type]
+
+
+def _compare(join: Join, slot: int, fact: facts.RamCacheSearched) -> Join:
+    """A slot that is chosen by age is compared with the prompt only when the RAM cache is searched."""
+    said = join.pending.get(slot)
+    if said is None or said.how != "lru" or fact.keep_ratio is None:
+        return join
+    return _expect(join, slot, similarity_ratio=fact.similarity_ratio, keep_ratio=fact.keep_ratio)
 
 
 def _on_task(join: Join, slot: int | None, task: int | None, change: Callable[[TaskView], TaskView]) -> Join:

@@ -131,6 +131,12 @@ class Server(_Section):
     """Share one KV cache among the slots, `--kv-unified`, so that each may use the whole context.  Default: on as soon
     as `parallel` is more than 1."""
 
+    slot_prompt_similarity: Annotated[float, Field(ge=0, le=1)] | None = None
+    """A slot is taken for what it holds only if that is more than this share of the new prompt,
+    `--slot-prompt-similarity`; below it the slot's content is saved to the host prompt cache and that is searched for
+    a better beginning.  Default: 0.95 with `parallel = 1` and the host prompt cache on, so that conversations which
+    share a system prompt and take turns do not overwrite each other; otherwise llama-server's own, 0.1."""
+
     cache_prompt: Literal[True] = True
     """Reuse the KV cache of the common prefix, `--cache-prompt`.  It is what kvstack is for, so it cannot be off."""
 

@@ -41,8 +41,8 @@ _BOUNDARY_SLACK_TOKENS = 4
 _RETRY_TOKENS = 8
 """The same prompt once more costs 1 token (dense), 4 (hybrid) or 5 (sliding window)."""
 
-_LRU_AT_MOST_RATIO = 0.1
-"""Default of `--slot-prompt-similarity`: a slot that is more alike is chosen for that, not by age."""
+_THRESHOLD_RATIO = 0.1
+"""llama-server's default of `--slot-prompt-similarity`."""
 
 VERDICTS = (
     "HIT",
@@ -80,6 +80,7 @@ def judge(
     boundary_tokens: int | None = None,
     log_is_read: bool = False,
     begins_run: bool = False,
+    threshold_ratio: float | None = None,
 ) -> Judgement:
     """
     Judge a request that is over.
@@ -92,6 +93,8 @@ def judge(
         boundary_tokens: What the warm-up made warm: the end of the system and tools block.
         log_is_read: Whether the server's log is there at all; it is not for a server that is only attached to.
         begins_run: Whether it was the server's first request: nothing that was sent before could be cached.
+        threshold_ratio: The `--slot-prompt-similarity` in force: a slot that is more alike is chosen for that, not by
+            age.  None if nobody said.
     """
     if row.phase == "cancelled":
         return Judgement("CANCELLED", "the client left")
@@ -102,7 +105,7 @@ def judge(
         return Judgement("UNKNOWN", "no figures in the answer" if not log_is_read else "no figures in answer and log")
     if task is not None and (task.truncated or task.shifted_tokens):
         return Judgement("TRUNCATED", "the context is full")
-    reuse = _Reuse(row, task, before, prompt, cached, evaluated, begins_run)
+    reuse = _Reuse(row, task, before, prompt, cached, evaluated, begins_run, threshold_ratio or _THRESHOLD_RATIO)
     return _judge_reuse(reuse, slot_taken_by, boundary_tokens, log_is_read=log_is_read)
 
 
@@ -126,6 +129,7 @@ class _Reuse:
     cached: int
     evaluated: int
     begins_run: bool
+    threshold_ratio: float
 
     @property
     def begins(self) -> bool:
@@ -152,7 +156,7 @@ class _Reuse:
             return None if ratio is None else round(ratio * self.prompt)
         if task.lcp_tokens is not None:
             return min(task.lcp_tokens, self.prompt)
-        if task.how in {"lcp", "lcs"} and task.similarity_ratio is not None:
+        if task.similarity_ratio is not None:
             return round(task.similarity_ratio * self.prompt)
         return None
 
@@ -184,11 +188,19 @@ class _Reuse:
             return False
         if task.ram_hit:
             return True
+        if task.how != "lru" or task.similarity_ratio is not None:
+            return False  # the log tells of the RAM cache
         # Builds that tell of the RAM cache only at trace level: no slot was alike by more than the threshold, and yet
         # much was cached.  (With `--slot-prompt-similarity 0` slots are never compared: then the holder tells.)
-        return (
-            task.how == "lru" and self.cached > self.prompt * _LRU_AT_MOST_RATIO + SLACK_TOKENS and self.holder_is_other
-        )
+        return self.cached > self.prompt * self.threshold_ratio + SLACK_TOKENS and self.holder_is_other
+
+    @property
+    def slot_is_alike(self) -> bool:
+        """Whether the slot was taken for what it held, or by age and held the beginning of this prompt all the same."""
+        task = self.task
+        if task is None or task.how != "lru" or task.ram_hit:
+            return task is not None and task.how in {"lcp", "lcs", "id"}
+        return (task.similarity_ratio or 0.0) > _THRESHOLD_RATIO
 
     @property
     def holder_is_other(self) -> bool:
@@ -213,9 +225,9 @@ class _Reuse:
 
     @property
     def slot_expected(self) -> int | None:
-        """The former prompt on the slot that was chosen because it is alike."""
+        """The former prompt on the slot, if that is alike."""
         task = self.task
-        if task is None or task.how not in {"lcp", "lcs", "id"} or task.holder_prompt_tokens is None:
+        if task is None or not self.slot_is_alike or task.holder_prompt_tokens is None:
             return None
         return min(task.holder_prompt_tokens, self.prompt - 1)
 

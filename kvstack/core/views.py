@@ -134,6 +134,7 @@ class TaskView:
     how: str | None = None
     """How the slot was chosen: `lcp`, `lcs`, `lru` or `id`."""
     similarity_ratio: float | None = None
+    """Of what the slot held when it was chosen, before anything came out of the RAM cache."""
     keep_ratio: float | None = None
     lcp_tokens: int | None = None
     """Exact, where the log gives it."""

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from kvstack.core.config import Config, Server
 from kvstack.errors import ConfigError, StartFailed
 from kvstack.llama.capabilities import Capabilities
-from kvstack.llama.extra_args import MASK, judge_env, judge_extra_args, masked
+from kvstack.llama.extra_args import MASK, effective_arguments, judge_env, judge_extra_args, masked
 
 __all__ = ["Command", "child_environment", "display_environment", "judge_arguments", "server_argv"]
+
+SIMILARITY_OF_ONE_SLOT_RATIO = 0.95
+"""Between 0.5 and 1 it makes no difference to a conversation that comes back, and none to one that only grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,7 @@ def _arguments(
     # Without it newer builds open four slots.
     yield from optional("--parallel", server.parallel, "-np", loss="it chooses the number of slots itself")
     yield from _unified(server, capabilities, notices)
+    yield from optional("--slot-prompt-similarity", _similarity_ratio(server, capabilities), "-sps")
     if has("--cache-prompt"):
         yield "--cache-prompt"
     else:
@@ -243,6 +247,33 @@ def _unified(server: Server, capabilities: Capabilities, notices: list[str]) -> 
             yield name
         if server.parallel > 1:
             notices.append(f"LOSS OF CONTEXT: kv_unified is false, so {split} tokens.")
+
+
+def _similarity_ratio(server: Server, capabilities: Capabilities) -> float | None:
+    """
+    How alike a slot must be to be taken for that; None leaves it to llama-server, or to `extra_args`.
+
+    Two conversations with one system prompt are more alike than llama-server's 0.1.  With one slot the second then
+    overwrites what the first has beyond the system prompt, and nothing is saved.  Taken by age, the slot's content goes
+    to the host prompt cache first, and what the new prompt continues comes back from there.
+    """
+    if server.slot_prompt_similarity is not None:
+        return server.slot_prompt_similarity
+    option = capabilities.option("--slot-prompt-similarity")
+    if option is None or option.removed or server.parallel > 1 or not _has_ram_cache(server, capabilities):
+        return None
+    is_given = option.names[0] in effective_arguments(server.extra_args, capabilities)
+    return None if is_given else SIMILARITY_OF_ONE_SLOT_RATIO
+
+
+def _has_ram_cache(server: Server, capabilities: Capabilities) -> bool:
+    option = capabilities.option("--cache-ram")
+    if option is None or option.removed:
+        return False
+    if server.cache_ram_mib is not None:
+        return server.cache_ram_mib != 0
+    given = effective_arguments(server.extra_args, capabilities).get(option.names[0])
+    return (given or server.env.get(option.env or "", "")) != "0"
 
 
 def _share(server: Server) -> int:

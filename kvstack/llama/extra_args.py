@@ -137,6 +137,7 @@ _GUARDS = (
     _Guard(("-ctk", "--cache-type-k"), _CONTRADICTS, "cache_type_k", "set", env=("LLAMA_ARG_CACHE_TYPE_K",)),
     _Guard(("-ctv", "--cache-type-v"), _CONTRADICTS, "cache_type_v", "set", env=("LLAMA_ARG_CACHE_TYPE_V",)),
     _Guard(("-cram", "--cache-ram"), _CONTRADICTS, "cache_ram_mib", "set", env=("LLAMA_ARG_CACHE_RAM",)),
+    _Guard(("-sps", "--slot-prompt-similarity"), _CONTRADICTS, "slot_prompt_similarity", "set"),
     _Guard(
         ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
         _CONTRADICTS,

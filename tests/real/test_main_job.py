@@ -38,8 +38,17 @@ def tokens(port: int, text: str) -> int:
 
 
 def similarities(log: str) -> list[float]:
-    """The LCP similarity of every slot selection, from the server's own log."""
-    return [float(value) for value in re.findall(r"\bf?_?sim_best = ([\d.]+)", log)]
+    """The LCP similarity of every selection of a slot that held something, from the server's own log."""
+    found: list[float] = []
+    by_age = False
+    for line in log.splitlines():
+        if "selected slot by" in line:
+            by_age = "by LRU" in line
+            found += [float(value) for value in re.findall(r"sim_best = ([\d.]+)", line)]
+        elif by_age:  # compared when the host prompt cache is searched; an empty slot has f_keep = -1
+            pattern = r"looking for better prompt, base f_keep = [\d.]+, (?:f_)?sim = ([\d.]+)"
+            found += [float(value) for value in re.findall(pattern, line)]
+    return found
 
 
 def converse(stack: RunningStack, port: int, client: OpenClaw) -> list[dict[str, Any]]:

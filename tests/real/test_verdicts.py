@@ -164,6 +164,33 @@ def test_side_request(
         assert rows[3]["evaluated_tokens"] > 0.9 * rows[3]["prompt_tokens"]
 
 
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_taking_turns(kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path) -> None:
+    """Two conversations with one system prompt in one slot come back each turn; at llama-server's 0.1 they do not."""
+    evaluated = {}
+    for ratio in (None, 0.1):
+        server = {} if ratio is None else {"slot_prompt_similarity": ratio}
+        with a_stack(tmp_path, llama_server, model_path[kind], **server) as stack:
+            talks = [Talk(stack, system("the house", lines=80)) for _ in range(2)]
+            timings = [
+                talk.say(system(f"{name} and its {name[::-1]}", lines=40))
+                for talk, name in zip(talks, ("garden", "cellar"), strict=True)
+            ]
+            timings += [talks[turn % 2].say(f"Question {turn}: what is next?") for turn in range(6)]
+            rows = settled(stack, 8)
+            check_figures(rows, timings)
+            check_log(stack)
+            threshold_ratio = stack.status()["server"]["similarity_threshold_ratio"]
+        evaluated[ratio] = [row["evaluated_tokens"] for row in rows[2:]]
+        assert threshold_ratio == (ratio or 0.95)
+        # What the slot held when it was chosen: the other conversation.
+        assert all(0.4 < row["lcp_similarity_ratio"] < 0.9 for row in rows[1:])
+        if ratio is None:
+            assert [row["verdict"] for row in rows[2:]] == ["RESTORED"] * 6
+    assert all(tokens < 100 for tokens in evaluated[None])
+    assert all(tokens > 500 for tokens in evaluated[0.1])
+
+
 def test_parallel_conversations(llama_server: Path, model_path: dict[str, Path], tmp_path: Path) -> None:
     """Six conversations on four slots: cold first turns, then hits, or prompts out of the RAM cache."""
     with a_stack(tmp_path, llama_server, model_path["dense"], parallel=4, kv_unified=False) as stack:

@@ -70,7 +70,8 @@ def test_every_flag_is_known_to_the_build(build: str) -> None:
     made = command(
         'threads = 4\nbatch_size = 2048\nubatch_size = 512\nflash_attn = "on"\nno_mmap = true\ncache_type_k = "f16"\n'
         'cache_type_v = "f16"\ncache_ram_mib = 8192\nctx_checkpoints = 32\ncheckpoint_min_step = 8192\nfit = false\n'
-        'slot_save_path = "slots"\nparallel = 2\nkv_unified = true\ndevice = "none"\napi_key = "k"\n'
+        'slot_save_path = "slots"\nparallel = 2\nkv_unified = true\nslot_prompt_similarity = 0.5\n'
+        'device = "none"\napi_key = "k"\n'
         'extra_args = ["--no-warmup"]',
         build,
     )
@@ -133,6 +134,57 @@ def test_several_slots_share_one_cache(build: str) -> None:
     assert "--kv-unified" in made.argv
     assert made.notices == ()
     assert "--kv-unified" not in command(build=build).argv
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        ("", "0.95"),
+        ("cache_ram_mib = 2048", "0.95"),
+        ("cache_ram_mib = -1", "0.95"),
+        ('extra_args = ["-cram", "512"]', "0.95"),
+        ("slot_prompt_similarity = 0.3", "0.3"),
+        ("slot_prompt_similarity = 0.0", "0.0"),
+        ("slot_prompt_similarity = 0.3\nparallel = 2", "0.3"),
+        ("slot_prompt_similarity = 0.3\ncache_ram_mib = 0", "0.3"),
+        ("parallel = 2", None),
+        ("cache_ram_mib = 0", None),
+        ('extra_args = ["-cram", "0"]', None),
+        ('extra_args = ["--cache_ram", "0"]', None),
+        ('env = { LLAMA_ARG_CACHE_RAM = "0" }', None),
+    ],
+)
+def test_how_alike_a_slot_must_be(build: str, server: str, expected: str | None) -> None:
+    """One slot and a host prompt cache: kvstack's threshold; otherwise the person's own or llama-server's."""
+    argv = command(server, build).argv
+    if expected is None:
+        assert "--slot-prompt-similarity" not in argv
+    else:
+        assert follows(argv, "--slot-prompt-similarity") == expected
+
+
+@pytest.mark.parametrize("flag", ["-sps", "--slot-prompt-similarity", "--slot_prompt_similarity"])
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_threshold_among_the_extra_arguments_wins(flag: str, parallel: int) -> None:
+    """It is the only one in the command; beside the key it would be given twice."""
+    argv = command(f'parallel = {parallel}\nextra_args = ["{flag}", "0.2"]').argv
+    assert argv[-2:] == (flag, "0.2")
+    assert not {"-sps", "--slot-prompt-similarity"} & set(argv[:-2])
+    with pytest.raises(ConfigError) as caught:
+        command(f'slot_prompt_similarity = 0.5\nextra_args = ["{flag}", "0.2"]')
+    assert "set server.slot_prompt_similarity instead" in caught.value.problems[0].message
+
+
+def test_a_build_without_the_threshold() -> None:
+    """It is told of a value that it cannot follow; kvstack's own is left out without a word."""
+    old = without("b10068", "--slot-prompt-similarity")
+    assert server_argv(config_of(), old, "x", "m").notices == ()
+    made = server_argv(config_of("slot_prompt_similarity = 0.5"), old, "x", "m")
+    assert "0.5" not in made.argv
+    assert made.notices == ("This llama-server has no --slot-prompt-similarity: the setting has no effect.",)
+    without_cache = without("b10068", "--cache-ram")
+    assert "--slot-prompt-similarity" not in server_argv(config_of(), without_cache, "x", "m").argv
 
 
 def test_split_context_is_said_loudly() -> None:

@@ -115,6 +115,17 @@ def test_an_unknown_key_names_the_one_that_is_meant(text: str, path: str, sugges
     assert f"did you mean {suggestion}?" in problem.message
 
 
+@pytest.mark.parametrize("value", ["-0.1", "1.1", "nan", "'0.5'", "true"])
+def test_a_threshold_is_a_share(value: str) -> None:
+    """How alike a slot must be is a number from 0 to 1."""
+    (problem,) = problems(f'[server]\nmodel = "m"\nslot_prompt_similarity = {value}')
+    assert problem.path == "server.slot_prompt_similarity"
+    for fine in ("0", "0.95", "1"):
+        parsed = parse(f'[server]\nmodel = "m"\nslot_prompt_similarity = {fine}').server.slot_prompt_similarity
+        assert parsed == float(fine)
+    assert parse('[server]\nmodel = "m"').server.slot_prompt_similarity is None
+
+
 def test_a_key_unlike_all_others_gets_no_suggestion() -> None:
     """A wild guess would mislead."""
     (problem,) = problems('[server]\nmodel = "m"\nxylophone = 1')

@@ -67,6 +67,7 @@ def test_reference_profile_prints_the_promised_command() -> None:
             "--ctx-size 131072",
             "--device Vulkan0",
             "--parallel 1",
+            "--slot-prompt-similarity 0.95",
             "--metrics",
             "--flash-attn on",
             "--batch-size 2048",

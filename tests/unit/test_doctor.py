@@ -202,14 +202,17 @@ def test_chunk_reuse(build: str) -> None:
 
 @BUILDS
 def test_similarity_threshold_zero(build: str) -> None:
-    """A threshold of zero is found in the flags and in the log of either build."""
-    assert "slot-similarity" in codes(case('extra_args = ["-sps", "0.0"]', build=build))
+    """A threshold of zero is found in the flags and in the log of either build, where there are several slots."""
+    for zero in ('extra_args = ["-sps", "0.0"]', "slot_prompt_similarity = 0"):
+        assert "slot-similarity" in codes(case(f"parallel = 2\n{zero}", build=build))
+        assert "slot-similarity" not in codes(case(zero, build=build))
+    assert "slot-similarity" not in codes(case("parallel = 2\nslot_prompt_similarity = 0.2", build=build))
     word = {"b10068": "sim_best", "b11434": "f_sim_best"}[build]
     line = (
         "slot get_availabl: id  0 | task -1 | selected slot by LCP similarity, {} = 0.915 (> {} thold), f_keep = 0.9\n"
     )
-    assert "slot-similarity" in codes(case(build=build, log=line.format(word, "0.000")))
-    assert "slot-similarity" not in codes(case(build=build, log=line.format(word, "0.100")))
+    assert "slot-similarity" in codes(case("parallel = 2", build=build, log=line.format(word, "0.000")))
+    assert "slot-similarity" not in codes(case("parallel = 2", build=build, log=line.format(word, "0.100")))
 
 
 @BUILDS
@@ -638,6 +641,20 @@ def test_whole_prompts_again(build: str) -> None:
     assert found.what.startswith("2 prompts")
     assert "first 2,765 tokens" in found.what
     assert "full-reprocessing" not in codes(case(build=build, log=whole(word, 0.241, 29)))
+
+
+@BUILDS
+def test_whole_prompts_again_in_a_slot_that_was_taken_by_age(build: str) -> None:
+    """What was lost of them is told where the host prompt cache is searched, or comes out of it."""
+    word = {"b10068": "sim", "b11434": "f_sim"}[build]
+    head, *lines = whole("sim_best", 0.9, 18310).splitlines(keepends=True)
+    by_age = head.partition("selected")[0] + "selected slot by LRU, t_last = 12345\n"
+    search = f"0.10.000.000 I srv          load:  - looking for better prompt, base f_keep = 0.1, {word} = 0.151\n"
+    better = f"0.10.000.000 I srv          load:  - found better prompt with f_keep = 0.9, {word} = 0.300\n"
+    for between, tokens in ((search, "2,765"), (search + better, "5,493")):
+        log = "".join((by_age, between, *lines))
+        assert f"first {tokens} tokens" in finding(case(build=build, log=log), "full-reprocessing").what
+    assert "full-reprocessing" not in codes(case(build=build, log="".join((by_age, *lines))))
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ class RamCacheSearched:
     keep_ratio: float | None
     """Of the slot's content; None for an empty slot."""
     similarity_ratio: float | None
+    """Of the slot's content with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,10 @@ def cache_reuse(facts: Facts) -> Iterator[Finding]:
 
 
 def similarity(facts: Facts) -> Iterator[Finding]:
-    """Slots are not chosen by what they hold."""
+    """Slots are not chosen by what they hold; with one slot there is nothing to choose."""
+    slots = facts.props.slots if facts.props is not None else None
+    if (slots or facts.config.server.parallel) == 1:
+        return
     ratio = facts.settings.similarity_ratio
     selected = [fact for fact in facts.logged(logfacts.SlotSelected) if fact.threshold_ratio is not None]
     logged = selected[-1].threshold_ratio if selected else None
@@ -113,7 +116,7 @@ def similarity(facts: Facts) -> Iterator[Finding]:
         Severity.WARNING,
         "A slot is not chosen by the prompt that it holds, so a conversation may land on another one's slot",
         "--slot-prompt-similarity 0" if ratio is not None else "log: the threshold of sim_best is 0.000",
-        "Remove --slot-prompt-similarity from server.extra_args (default 0.10).",
+        "Remove server.slot_prompt_similarity, or the flag from server.extra_args (llama-server's default: 0.1).",
     )
 
 

@@ -282,6 +282,7 @@ class Settings:
                 checkpoints=32 if server.ctx_checkpoints is None else server.ctx_checkpoints,
                 checkpoint_min_step=server.checkpoint_min_step,
                 cache_ram_bytes=8192 * MIB if server.cache_ram_mib is None else server.cache_ram_mib * MIB,
+                similarity_ratio=server.slot_prompt_similarity,
                 verbosity=server.log_verbosity,
                 flash_attention=server.flash_attn or "auto",
                 maps_file=None if server.no_mmap is None else not server.no_mmap,

@@ -231,9 +231,13 @@ def _lost_tokens(log: Iterable[logfacts.LogFact]) -> Iterator[int]:
     """Of each forced evaluation, the tokens that the slot held already, where they are more than a template's start."""
     similarity: dict[int, float] = {}
     prompt: dict[int, int] = {}
+    selected: int | None = None  # what is said of the host prompt cache is about this slot
     for fact in log:
         if isinstance(fact, logfacts.SlotSelected):
+            selected = fact.slot
             similarity[fact.slot] = fact.similarity_ratio or 0.0
+        elif isinstance(fact, logfacts.RamCacheSearched | logfacts.RamCacheHit) and selected is not None:
+            similarity[selected] = fact.similarity_ratio or 0.0
         elif isinstance(fact, logfacts.PromptStarted):
             prompt[fact.slot] = fact.prompt_tokens
         elif isinstance(fact, logfacts.FullReprocess):

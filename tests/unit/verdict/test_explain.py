@@ -102,6 +102,26 @@ def test_a_new_conversation_with_another_prompt_lost_nothing() -> None:
     assert "As far as is known, none of what was evaluated had been in the cache." in cost
 
 
+def test_the_only_slot_is_told_with_its_likeness() -> None:
+    """Taken by age, it may well begin like the prompt: how much, and what the RAM cache had."""
+    story = Story()
+    story.log("srv    load_model: initializing slots, n_slots = 1")
+    searched = "srv          load:  - looking for better prompt, base f_keep = 0.900, f_sim = {:.3f}"
+    better = "srv          load:  - found better prompt with f_keep = 0.999, f_sim = 0.990"
+    story.turn(1000, 0, how="lru")
+    row = story.turn(3500, 1000, items=4, how="lru", between=searched.format(0.286))
+    assert part(told(story, row.id), "What the server did").startswith(
+        "It took slot 0, its only one, which held request 1 (sim_best 0.286)."
+        " It looked for a better beginning in the RAM cache and found none."
+    )
+    story.turn(3000, 900, conversation="c2", how="lru", between=searched.format(0.3))
+    row = story.turn(3600, 3550, items=6, how="lru", between=f"{searched.format(0.25)}\n{better}")
+    assert part(told(story, row.id), "What the server did").startswith(
+        "It took slot 0, its only one, which held request 3 (sim_best 0.250)."
+        " It found a better beginning in the RAM cache and put that into the slot."
+    )
+
+
 def test_after_a_crash_the_restart_is_told() -> None:
     """A slot of a new server holds nothing: that it was not alike is not why nothing was cached."""
     story = Story()

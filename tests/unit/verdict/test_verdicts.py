@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvstack.core.events import ServerDescribed
 from kvstack.core.verdict import VERDICTS
 from tests.unit.verdict.story import Story
 
@@ -11,6 +12,7 @@ FORCED = (
     "slot   operator(): id  0 | task {task} | forcing full prompt re-processing due to lack of cache data"
     " (likely due to SWA or hybrid/recurrent memory, see URL)"
 )
+SEARCHED = "srv          load:  - looking for better prompt, base f_keep = {:.3f}, f_sim = {:.3f}"
 RAM_HIT = "srv          load:  - found better prompt with f_keep = 0.999, f_sim = 0.970"
 
 
@@ -157,6 +159,55 @@ def test_restored_where_the_build_hides_it() -> None:
     story.turn(1100, 0, conversation="c1")
     story.turn(900, 10, conversation="c2", how="lru")
     assert story.turn(1147, 1115, conversation="c1", items=4, how="lru").verdict == "RESTORED"
+
+
+@pytest.mark.parametrize("word", ["sim", "f_sim"])
+def test_a_slot_that_was_taken_by_age_was_compared_all_the_same(word: str) -> None:
+    """Where the RAM cache is searched the row gets its similarity, though no line names a sim_best."""
+    story = Story()
+    searched = SEARCHED.replace("f_sim", word)
+    first = story.turn(1100, 0, conversation="c1", how="lru", between=searched.format(-1, 0))
+    assert first.lcp_similarity_ratio is None  # an empty slot is like nothing
+    row = story.turn(1900, 900, conversation="c2", how="lru", between=searched.format(0.8, 0.474))
+    assert row.lcp_similarity_ratio == 0.474
+    back = story.turn(1147, 1115, items=4, how="lru", between=f"{searched.format(0.45, 0.785)}\n{RAM_HIT}")
+    assert (back.verdict, back.lcp_similarity_ratio) == ("RESTORED", 0.785)
+
+
+def test_a_search_changes_nothing_of_a_slot_that_was_taken_for_what_it_holds() -> None:
+    """Its line has the figure already."""
+    story = Story()
+    row = story.turn(1000, 300, similarity=0.3, between=SEARCHED.format(0.4, 0.25))
+    assert row.lcp_similarity_ratio == 0.3
+
+
+def test_a_long_turn_in_the_only_slot_is_a_hit() -> None:
+    """More than a twentieth of the prompt is new: taken by age, nothing better was found, and the slot's was kept."""
+    story = Story()
+    story.turn(1000, 0)
+    row = story.turn(3500, 1000, items=4, how="lru", between=SEARCHED.format(0.99, 0.286))
+    assert (row.verdict, row.lost_tokens) == ("HIT", 0)
+    other = story.turn(3600, 900, conversation=None, how="lru", between=SEARCHED.format(0.26, 0.25))
+    assert (other.verdict, other.lost_tokens) == ("PARTIAL", 2600)  # by what the slot held
+
+
+def test_matched_but_not_kept_in_a_slot_that_was_taken_by_age() -> None:
+    """A hybrid model without a checkpoint: what the search compared is what had matched."""
+    story = Story()
+    story.turn(9000, 0)
+    row = story.turn(9500, 0, items=4, how="lru", between=SEARCHED.format(0.99, 0.94))
+    assert (row.verdict, row.lost_tokens) == ("REPROCESS", 8930)
+
+
+@pytest.mark.parametrize(("threshold_ratio", "verdict"), [(None, "RESTORED"), (0.1, "RESTORED"), (0.95, "WARM")])
+def test_the_threshold_in_force_bounds_what_a_slot_taken_by_age_held(
+    threshold_ratio: float | None, verdict: str
+) -> None:
+    """Where the log does not tell of the RAM cache, a new conversation may find its prefix in such a slot."""
+    story = Story()
+    story.emit(ServerDescribed(story.now_s, similarity_threshold_ratio=threshold_ratio))
+    story.turn(1100, 0, conversation="c1", how="lru")
+    assert story.turn(1147, 900, conversation="c2", how="lru").verdict == verdict
 
 
 def test_lru_alone_is_neither_hit_nor_miss() -> None:
