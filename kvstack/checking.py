@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvstack.core.config import Config, parse_config
-from kvstack.core.salvage import Salvaged, salvage
+from kvstack.config.parse import Config, parse_config
+from kvstack.config.salvage import Salvaged, salvage
 from kvstack.errors import ConfigError
 from kvstack.plan import load_rules, load_warmup, pattern_problems, refuse_arguments, with_lines
 

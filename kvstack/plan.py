@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from kvstack.core.config import Config
-from kvstack.core.keylines import key_lines, line_of
+from kvstack.config.parse import Config
+from kvstack.config.toml_lines import key_lines, line_of
 from kvstack.errors import ConfigError, KvstackError, ModelNotFound, Problem
 from kvstack.llama.capabilities import Capabilities
 from kvstack.llama.command import Command, child_environment, judge_arguments, server_argv

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvstack.core.config import Config, Server
+from kvstack.config.parse import Config, Server
 from kvstack.errors import ConfigError, StartFailed
 from kvstack.llama.capabilities import Capabilities
 from kvstack.llama.extra_args import MASK, effective_arguments, judge_env, judge_extra_args, masked

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvstack.core.config import Server
+from kvstack.config.parse import Server
 from kvstack.errors import Problem
 from kvstack.llama.capabilities import Capabilities, spelling
 

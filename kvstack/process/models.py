@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from kvstack.core.config import Config
+from kvstack.config.parse import Config
 from kvstack.errors import ModelNotFound, StartFailed
 from kvstack.llama.gguf import MAGIC, beginning
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvstack.core.config import Config
+from kvstack.config.parse import Config
 from kvstack.errors import BinaryNotFound, StartFailed
 from kvstack.llama.capabilities import Capabilities, parse_capabilities
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from kvstack.core.rulespec import PackSpec, RulePatch, RuleSpec, merge_rule, parse_pack_spec
+from kvstack.config.rules import PackSpec, RulePatch, RuleSpec, merge_rule, parse_pack_spec
 from kvstack.errors import ConfigError, Problem
 from kvstack.prompt.head import Block, HeadReader
 from kvstack.prompt.pattern import Pattern, PatternError, compile_pattern

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from kvstack.core.rulespec import DetectSpec
+from kvstack.config.rules import DetectSpec
 from kvstack.prompt.dialects import Document
 from kvstack.prompt.head import Head, match_first
 from kvstack.prompt.ruleset import Client, RuleSet, Side

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Container
 from dataclasses import dataclass
 
-from kvstack.core.rulespec import RuleSpec
+from kvstack.config.rules import RuleSpec
 from kvstack.prompt.dialects import spell_path
 from kvstack.prompt.ruleset import Rule, RuleSet
 from kvstack.prompt.stripping import CACHE_PROMPT, UNSPLIT, Stripped

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvstack.core.rulespec import DetectSpec, RulePatch, RuleSpec, SideSpec, WarningSpec
+from kvstack.config.rules import DetectSpec, RulePatch, RuleSpec, SideSpec, WarningSpec
 from kvstack.prompt.head import Block, HeadReader
 from kvstack.prompt.pattern import Found, Pattern, search_all
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from kvstack.core.config import Config
+    from kvstack.config.parse import Config
     from kvstack.llama.capabilities import Capabilities
     from kvstack.llama.doctor import Facts, Finding
     from kvstack.llama.doctor.facts import ServerProps

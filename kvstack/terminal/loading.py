@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kvstack.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from kvstack.core.config import Config
+    from kvstack.config.parse import Config
 
 __all__ = ["load_checked", "load_config"]
 
@@ -31,7 +31,7 @@ def load_config(path: str, overrides: Sequence[str] | None) -> tuple[Config, Pat
     Raises:
         ConfigError: The file cannot be read or has problems; all of them are named.
     """
-    from kvstack.core.config import parse_config  # noqa: PLC0415 - verbs that act on a running stack need no pydantic
+    from kvstack.config.parse import parse_config  # noqa: PLC0415 - verbs that act on a running stack need no pydantic
 
     source, text = _read(path)
     return parse_config(text, source, Path.home(), overrides or ()), source

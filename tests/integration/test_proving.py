@@ -15,7 +15,7 @@ import pytest
 
 from kvstack import proving as proving_module
 from kvstack.bus import Bus
-from kvstack.core.config import parse_config
+from kvstack.config.parse import parse_config
 from kvstack.core.events import AnswerSeen, Event, RequestEnded, StateChanged, WarmupEnded, WarmupStarted
 from kvstack.core.lifecycle import State
 from kvstack.core.snapshot import Snapshot

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvstack.bus import Bus
-from kvstack.core.config import parse_config
+from kvstack.config.parse import parse_config
 from kvstack.core.snapshot import Snapshot
 from kvstack.gate import Gate
 from kvstack.plan import make_plan

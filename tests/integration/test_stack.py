@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.core.config import parse_config
+from kvstack.config.parse import parse_config
 from kvstack.core.events import StateChanged
 from kvstack.core.lifecycle import State
 from kvstack.errors import ExitCode, StartFailed

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from kvstack.config.parse import Config, parse_config
 from kvstack.core import logfacts
-from kvstack.core.config import Config, parse_config
 from kvstack.errors import StartFailed
 from kvstack.llama.capabilities import Capabilities, parse_capabilities
 from kvstack.llama.command import child_environment, server_argv

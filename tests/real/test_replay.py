@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay import Replayed, replay
-from kvstack.core.rulespec import RulePatch
+from kvstack.config.rules import RulePatch
 from kvstack.prompt.rules import RuleSet, RuleSettings, compile_rules, parse_pack
 from tests.conftest import SERVERS
 from tests.golden.rules.corpus import load

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstack.checking import check_config
-from kvstack.core.salvage import salvage
+from kvstack.config.salvage import salvage
 from kvstack.errors import ConfigError, Problem
 
 START = '[server]\nmodel = "m.gguf"\n'

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.core.config import Config, parse_config
+from kvstack.config.parse import Config, parse_config
 from kvstack.errors import ConfigError, ExitCode, StartFailed
 from kvstack.llama import extra_args
 from kvstack.llama.capabilities import Capabilities, parse_capabilities

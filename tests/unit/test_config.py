@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.core.config import Config, parse_config
+from kvstack.config.parse import Config, parse_config
 from kvstack.errors import ConfigError, ExitCode, Problem
 
 SOURCE = Path("/etc/kvstack/box.toml")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.core.config import parse_config
+from kvstack.config.parse import parse_config
 from kvstack.errors import ConfigError, Problem
 from kvstack.plan import load_rules
 from kvstack.prompt.rules import RuleSet, apply_rules

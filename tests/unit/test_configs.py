@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.core.config import Config, parse_config
+from kvstack.config.parse import Config, parse_config
 from kvstack.llama.capabilities import parse_capabilities
 from kvstack.llama.command import server_argv
 from kvstack.plan import load_rules

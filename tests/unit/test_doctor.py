@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.core.config import Config, parse_config
+from kvstack.config.parse import Config, parse_config
 from kvstack.llama.capabilities import Capabilities, parse_capabilities
 from kvstack.llama.command import server_argv
 from kvstack.llama.doctor import Facts, Finding, Severity, diagnose

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.core.config import parse_config
+from kvstack.config.parse import parse_config
 from kvstack.core.events import StateChanged, WarmupEnded
 from kvstack.core.lifecycle import State
 from kvstack.core.verdict import VERDICTS

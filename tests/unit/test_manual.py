@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from kvstack.core.config import manual
+from kvstack.config.parse import manual
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "configs" / "README.md"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.core.config import parse_config
+from kvstack.config.parse import parse_config
 from kvstack.llama.capabilities import parse_capabilities
 from kvstack.llama.doctor import Facts
 from kvstack.plan import _place_snapshots, make_plan

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.core.config import parse_config
+from kvstack.config.parse import parse_config
 from kvstack.plan import make_plan
 
 USER = {"role": "user", "content": "x"}

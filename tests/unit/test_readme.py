@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.core.config import parse_config
-from kvstack.core.rulespec import RuleSpec
+from kvstack.config.parse import parse_config
+from kvstack.config.rules import RuleSpec
 from kvstack.errors import ExitCode
 from kvstack.plan import load_rules
 from kvstack.prompt.conversation import ConversationMemory

@@ -10,8 +10,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
+from kvstack.config.parse import Config
 from kvstack.core import logfacts
-from kvstack.core.config import Config
 from kvstack.core.snapshot import Snapshot
 from kvstack.llama.capabilities import Capabilities
 from kvstack.llama.extra_args import effective_arguments

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstack.core.config import is_loopback
+from kvstack.config.parse import is_loopback
 from kvstack.llama.doctor.facts import Facts, Finding, Severity
 from kvstack.llama.doctor.gpu import uses_gpu
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstack.core.rulespec import RulePatch
+from kvstack.config.rules import RulePatch
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.divergence import diverge
 from kvstack.prompt.inspecting import show_edits

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from kvstack.core.rulespec import RulePatch
+from kvstack.config.rules import RulePatch
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.remembered import Chain, Remembered
 from kvstack.prompt.rules import RuleSet, RuleSettings, Stripped, apply_rules, compile_rules, parse_pack

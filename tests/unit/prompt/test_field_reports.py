@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.core.rulespec import RulePatch
+from kvstack.config.rules import RulePatch
 from kvstack.prompt.alternating import habits
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.divergence import Cause, diverge

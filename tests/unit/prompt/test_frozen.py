@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from kvstack.core.rulespec import RulePatch
+from kvstack.config.rules import RulePatch
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.rules import RuleSet, apply_rules
 

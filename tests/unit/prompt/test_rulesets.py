@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from kvstack.core.rulespec import Action, RulePatch
+from kvstack.config.rules import Action, RulePatch
 from kvstack.errors import ConfigError
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.inspecting import list_rules, show_edits

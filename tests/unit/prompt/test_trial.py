@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.core.rulespec import RulePatch
+from kvstack.config.rules import RulePatch
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.divergence import Cause
 from kvstack.prompt.recorded import Recorded, read_recording

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from kvstack.core.keylines import key_lines
+from kvstack.config.toml_lines import key_lines
 from kvstack.errors import ConfigError, Problem
 
 __all__ = [

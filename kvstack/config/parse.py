@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvstack.core.keylines import key_lines, line_of
-from kvstack.core.rulespec import RulePatch
-from kvstack.core.settings import PACKAGED_MODELS, Config, Place, Proxy, Rules, Server, Warmup, is_loopback
+from kvstack.config.model import PACKAGED_MODELS, Config, Place, Proxy, Rules, Server, Warmup, is_loopback
+from kvstack.config.rules import RulePatch
+from kvstack.config.toml_lines import key_lines, line_of
 from kvstack.errors import ConfigError, Problem
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from kvstack.core.rulespec import RulePatch
+from kvstack.config.rules import RulePatch
 
 __all__ = ["PACKAGED_MODELS", "Config", "Place", "Proxy", "Rules", "Server", "Warmup", "is_loopback"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvstack.core.config import apply_overrides, table_lists_repaired
-from kvstack.core.settings import Config, Place
+from kvstack.config.model import Config, Place
+from kvstack.config.parse import apply_overrides, table_lists_repaired
 
 __all__ = ["Salvaged", "salvage"]
 
