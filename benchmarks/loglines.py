@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvstack.bus import Bus
-from kvstack.core.events import LogFactSeen, LogLineSeen
-from kvstack.core.snapshot import Snapshot
 from kvstack.llama.log import LogReader
 from kvstack.process.child import Child
 from kvstack.rundir import RawLog
+from kvstack.state.events import LogFactSeen, LogLineSeen
+from kvstack.state.reducer import Snapshot
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "log"
 CHUNK_BYTES = 65536

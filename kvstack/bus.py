@@ -11,8 +11,8 @@ import asyncio
 from collections import deque
 from types import TracebackType
 
-from kvstack.core.events import Event
-from kvstack.core.snapshot import Snapshot, reduce
+from kvstack.state.events import Event
+from kvstack.state.reducer import Snapshot, reduce
 
 __all__ = ["Bus", "Subscription"]
 

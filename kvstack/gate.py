@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kvstack.bus import Bus
-from kvstack.core.events import WarmupStepped
-from kvstack.core.lifecycle import State
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.warmup import head_digest
+from kvstack.state.events import WarmupStepped
+from kvstack.state.lifecycle import State
 
 __all__ = ["Conversation", "Gate"]
 

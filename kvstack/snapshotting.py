@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
-from kvstack.core.events import WarmupEnded
 from kvstack.llama.memory import MIB
 from kvstack.llama.snapshots import FileStamp, SnapshotNote, conversation_bytes, snapshot_bytes
 from kvstack.prefixes import NoSnapshot, Prefix, WarmupContext, find_prefix, server_files
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.warmup import WarmupRequest, head_digest
 from kvstack.snapshotfiles import DamagedSnapshot, SnapshotFiles
+from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Props, Upstream
 
 __all__ = ["Occupancy", "PrefixSnapshots"]

@@ -18,17 +18,6 @@ from typing import TypeVar
 
 import kvstack
 from kvstack.bus import Bus, Subscription
-from kvstack.core.events import (
-    Event,
-    LogFactSeen,
-    LogLineSeen,
-    Notice,
-    ServerDescribed,
-    WarmupEnded,
-    WarmupStarted,
-)
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import ServerView, Snapshot
 from kvstack.descriptors import limit, raise_limit
 from kvstack.errors import KvstackError, NotReady, foremost, unexpected
 from kvstack.gate import Gate
@@ -49,6 +38,17 @@ from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer
 from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
 from kvstack.snapshotting import PrefixSnapshots
+from kvstack.state.events import (
+    Event,
+    LogFactSeen,
+    LogLineSeen,
+    Notice,
+    ServerDescribed,
+    WarmupEnded,
+    WarmupStarted,
+)
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import ServerView, Snapshot
 from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
 from kvstack.verifying import Verifier
 from kvstack.warming import Warmer

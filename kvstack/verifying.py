@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from kvstack.core.events import Event, Notice, ServerDescribed
-from kvstack.core.logfacts import LogFact
 from kvstack.errors import PortTaken, StartFailed
 from kvstack.llama.doctor import Finding, Severity, diagnose
 from kvstack.llama.doctor.facts import ServerProps
 from kvstack.plan import Plan
 from kvstack.process.identity import holds_port, port_owners
+from kvstack.state.events import Event, Notice, ServerDescribed
+from kvstack.state.log_facts import LogFact
 from kvstack.upstream import Props, Upstream, UpstreamError
 
 __all__ = ["Verifier"]

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvstack.core.events import WarmupEnded
 from kvstack.llama.answers import AnswerTap
 from kvstack.prefixes import NoSnapshot
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.rules import Stripped
 from kvstack.prompt.warmup import WarmupRequest, with_user_text
 from kvstack.snapshotting import PrefixSnapshots
+from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Upstream, UpstreamError
 
 __all__ = ["Warmer"]

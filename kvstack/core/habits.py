@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvstack.core.verdict import is_next_to_nothing
-from kvstack.core.views import RequestRow
+from kvstack.state.records import RequestRow
+from kvstack.state.verdict import is_next_to_nothing
 
 __all__ = ["Habit", "habits", "judged_rows"]
 

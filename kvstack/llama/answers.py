@@ -20,8 +20,8 @@ import math
 import re
 from typing import Any
 
-from kvstack.core.events import AnswerSeen
 from kvstack.llama.words import Words
+from kvstack.state.events import AnswerSeen
 
 __all__ = ["AnswerTap"]
 

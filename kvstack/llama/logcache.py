@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from kvstack.core import logfacts as facts
 from kvstack.llama.logpattern import Make, Pattern, mib, pattern
+from kvstack.state import log_facts as facts
 
 __all__ = ["CHECKPOINTS", "restore_failed"]
 

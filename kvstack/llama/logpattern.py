@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kvstack.core.logfacts import LogFact
+from kvstack.state.log_facts import LogFact
 
 __all__ = ["Make", "Pattern", "amount", "index", "mib", "pattern", "ratio"]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import re
 
-from kvstack.core import logfacts as facts
 from kvstack.llama.logcache import restore_failed
 from kvstack.llama.logpattern import Pattern, mib, pattern, ratio
+from kvstack.state import log_facts as facts
 
 __all__ = ["RAM_CACHE"]
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from kvstack.core import logfacts as facts
 from kvstack.llama.logpattern import Pattern, mib, pattern
+from kvstack.state import log_facts as facts
 
 __all__ = ["BARE", "LOADING", "SERVER", "SLOTS"]
 

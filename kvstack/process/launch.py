@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kvstack.core.events import Event
 from kvstack.process.child import Remains
 from kvstack.process.identity import ProcessIdentity
 from kvstack.process.watch import Sample
+from kvstack.state.events import Event
 from kvstack.upstream import Health
 
 __all__ = ["Hooks", "Launch", "Process"]

@@ -30,8 +30,6 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Literal, NoReturn
 
-from kvstack.core.events import MemorySampled, Notice, ServerSpawned, StateChanged
-from kvstack.core.lifecycle import State, backoff_s, may_go
 from kvstack.descriptors import ran_out
 from kvstack.errors import ChildLost, KvstackError, StartFailed
 from kvstack.process.attachment import ATTACH_PATIENCE_S, Attachment
@@ -42,6 +40,8 @@ from kvstack.process.launch import Hooks, Launch, Process
 from kvstack.process.pipes import RawSink
 from kvstack.process.waiting import StopAsked, Waiting, cancel
 from kvstack.process.watch import HangWatch, Progress
+from kvstack.state.events import MemorySampled, Notice, ServerSpawned, StateChanged
+from kvstack.state.lifecycle import State, backoff_s, may_go
 from kvstack.upstream import Health
 
 __all__ = ["HEALTHY_RUN_S", "Hooks", "Launch", "Process", "Supervisor"]

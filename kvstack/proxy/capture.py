@@ -18,9 +18,9 @@ from types import TracebackType
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from kvstack.core.events import RequestReceived
 from kvstack.proxy.body import cancel_when_gone
 from kvstack.proxy.recording import Recorded, record, to_line
+from kvstack.state.events import RequestReceived
 
 __all__ = ["CaptureStream", "Captures", "Listener"]
 

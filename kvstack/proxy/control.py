@@ -35,16 +35,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvstack.bus import Subscription
-from kvstack.core.events import Event, LogFactSeen, LogLineSeen, StateChanged, WarmupEnded
-from kvstack.core.explain import explain
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, Snapshot
-from kvstack.core.totals import is_late
 from kvstack.errors import KvstackError
 from kvstack.prompt.inspecting import RuleLine
 from kvstack.proxy.capture import Captures, CaptureStream
 from kvstack.proxy.history import History
 from kvstack.proxy.metrics import CONTENT_TYPE, Metrics
+from kvstack.state.events import Event, LogFactSeen, LogLineSeen, StateChanged, WarmupEnded
+from kvstack.state.explain import explain
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import RequestRow, Snapshot
+from kvstack.state.totals import is_late
 
 __all__ = ["Controlled", "control_routes", "refuse_key"]
 

@@ -17,15 +17,6 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from kvstack.core.events import (
-    Event,
-    FirstByteSent,
-    Notice,
-    RequestEnded,
-    RequestForwarded,
-    RequestReceived,
-    RuleHit,
-)
 from kvstack.prompt.answering import Answer
 from kvstack.prompt.dialects import api_of
 from kvstack.prompt.former import Compared
@@ -38,6 +29,15 @@ from kvstack.proxy.hearing import Hearing
 from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
 from kvstack.proxy.target import ambiguity, path_at_server
+from kvstack.state.events import (
+    Event,
+    FirstByteSent,
+    Notice,
+    RequestEnded,
+    RequestForwarded,
+    RequestReceived,
+    RuleHit,
+)
 from kvstack.upstream import Stream, Upstream, UpstreamError
 
 __all__ = ["Forward", "Strip"]

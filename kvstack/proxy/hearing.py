@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstack.core.events import AnswerSeen
 from kvstack.llama.answers import AnswerTap
 from kvstack.prompt.answering import Answer
 from kvstack.prompt.saying import NOTHING, Said, say
+from kvstack.state.events import AnswerSeen
 
 __all__ = ["Hearing"]
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import Snapshot
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import Snapshot
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 

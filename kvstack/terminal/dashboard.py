@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from rich.console import Group
 from rich.text import Text
 
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, ServerView, Snapshot
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import RequestRow, ServerView, Snapshot
 from kvstack.terminal import figures
 from kvstack.terminal.figures import one_line
 from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, sparkline

@@ -98,7 +98,7 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
     from kvstack.process.models import resolve_model  # noqa: PLC0415 - see above
     from kvstack.process.probe import find_binary, probe  # noqa: PLC0415 - see above
     from kvstack.rundir import RunDir, cache_dir  # noqa: PLC0415 - see above
-    from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - see above
+    from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - see above
 
     failed: list[Finding] = []
 

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvstack.core.snapshot import Snapshot
 from kvstack.errors import ExitCode, KvstackError
 from kvstack.plan import Plan
 from kvstack.stack import Stack
+from kvstack.state.reducer import Snapshot
 from kvstack.terminal import figures, output
 from kvstack.terminal.plain import Announcer, Line
 

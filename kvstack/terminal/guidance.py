@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import Snapshot
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import Snapshot
 from kvstack.terminal import figures
 from kvstack.terminal.figures import one_line
 from kvstack.terminal.glyphs import Glyphs, piece

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from rich.live import Live
 
-from kvstack.core.snapshot import Snapshot
+from kvstack.state.reducer import Snapshot
 from kvstack.terminal.dashboard import render
 from kvstack.terminal.glyphs import ASCII, UNICODE, Glyphs
 from kvstack.terminal.output import console

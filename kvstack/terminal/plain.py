@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstack.core.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, Snapshot
+from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import RequestRow, Snapshot
 from kvstack.terminal import figures
 from kvstack.terminal.figures import one_line
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, Snapshot
-from kvstack.core.stats import decode_by_context
-from kvstack.core.verdict import is_next_to_nothing
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import RequestRow, Snapshot
+from kvstack.state.stats import decode_by_context
+from kvstack.state.verdict import is_next_to_nothing
 from kvstack.terminal.figures import duration, one_line, percent, plural, seconds, tokens
 
 __all__ = [

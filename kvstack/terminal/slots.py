@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from kvstack.core.snapshot import RequestRow, SlotView, Snapshot
+from kvstack.state.reducer import RequestRow, SlotView, Snapshot
 from kvstack.terminal import figures
 from kvstack.terminal.figures import one_line
 from kvstack.terminal.glyphs import Glyphs, piece, progress_bar

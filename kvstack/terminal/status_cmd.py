@@ -82,9 +82,9 @@ def _next_step(run: RunFile, data: dict[str, Any]) -> str:
 def _picture(data: dict[str, Any], screen: Console) -> RenderableType:
     from rich.console import Group  # noqa: PLC0415 - JSON output needs no rich
 
+    from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - see above
     from kvstack.terminal.dashboard import summary  # noqa: PLC0415 - see above
     from kvstack.terminal.live import glyphs_for  # noqa: PLC0415 - see above
-    from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - see above
 
     width = screen.width if sys.stdout.isatty() else PIPE_WIDTH
     lines = summary(snapshot_from_dict(data), width, time.time(), ROWS, glyphs_for(sys.stdout))
@@ -101,8 +101,8 @@ def _watch(run: RunFile, as_json: bool) -> output.Result:
     data = client.fetch_status(run)
     if output.is_plain(sys.stdout, os.environ):
         _watch_lines(run, data)
+    from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - only on a terminal
     from kvstack.terminal.live import Dashboard  # noqa: PLC0415 - only on a terminal
-    from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - only on a terminal
 
     seen = snapshot_from_dict(data)
     with Dashboard(lambda: seen, watching=True):
@@ -134,9 +134,9 @@ def _watch_json(run: RunFile) -> None:
 
 def _watch_lines(run: RunFile, data: dict[str, Any]) -> None:
     """One line per request that is over, and one per change of the state."""
+    from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - only when the verb runs
     from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
     from kvstack.terminal.plain import request_line  # noqa: PLC0415 - only when the verb runs
-    from kvstack.terminal.remote import snapshot_from_dict  # noqa: PLC0415 - only when the verb runs
 
     shown = 0
     state = None

@@ -11,7 +11,7 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.text import Text
 
-from kvstack.core.snapshot import RequestRow
+from kvstack.state.reducer import RequestRow
 from kvstack.terminal import figures
 from kvstack.terminal.glyphs import Glyphs, cut, piece
 from kvstack.terminal.reading import Level, level_of

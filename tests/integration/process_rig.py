@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from kvstack.core.events import Event, Notice, ServerSpawned, StateChanged
-from kvstack.core.lifecycle import State
 from kvstack.errors import StartFailed
 from kvstack.process.identity import ProcessIdentity, holds_port, port_owners
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
 from kvstack.process.watch import slots_mark
 from kvstack.rundir import RawLog
+from kvstack.state.events import Event, Notice, ServerSpawned, StateChanged
+from kvstack.state.lifecycle import State
 from kvstack.upstream import Health, Upstream, UpstreamError
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_llama_server.py"

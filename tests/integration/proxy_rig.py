@@ -13,8 +13,6 @@ from importlib import resources
 from typing import Literal
 
 from kvstack.bus import Bus, Subscription
-from kvstack.core.events import Event, WarmupEnded
-from kvstack.core.snapshot import Snapshot
 from kvstack.errors import NotReady
 from kvstack.prompt.conversation import ConversationMemory
 from kvstack.prompt.inspecting import RuleLine, list_rules
@@ -24,6 +22,8 @@ from kvstack.proxy.forward import Forward, Strip
 from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer, bind
+from kvstack.state.events import Event, WarmupEnded
+from kvstack.state.reducer import Snapshot
 from kvstack.upstream import Upstream
 from tests.integration.stub_upstream import Handler, Received, StubUpstream
 

@@ -25,9 +25,9 @@ from typing import Any
 import pytest
 
 from benchmarks.replay import captured
-from kvstack.core.events import RequestReceived
 from kvstack.prompt.rules import Stripped
 from kvstack.prompt.warmup import WarmupRequest, from_recording
+from kvstack.state.events import RequestReceived
 from tests.golden.rules.corpus import load
 from tests.integration.proxy_rig import BODY, CHAT, answer, chunks, exchange, http, openclaw_strip, proxy
 from tests.integration.stub_upstream import run_stub

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 import pytest
 
-from kvstack.core.snapshot import Snapshot
 from kvstack.rundir import RunDir
+from kvstack.state.reducer import Snapshot
 from tests.real.stacks import free_ports, get, post, run_stack, write_config
 
 pytestmark = pytest.mark.timeout(120)

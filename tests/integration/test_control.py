@@ -13,7 +13,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstack.core.events import (
+from kvstack.prompt.rules import Stripped
+from kvstack.state.events import (
     AnswerSeen,
     LogFactSeen,
     LogLineSeen,
@@ -25,9 +26,8 @@ from kvstack.core.events import (
     ServerSpawned,
     StateChanged,
 )
-from kvstack.core.lifecycle import State
-from kvstack.core.logfacts import SlotSelected, TaskLaunched
-from kvstack.prompt.rules import Stripped
+from kvstack.state.lifecycle import State
+from kvstack.state.log_facts import SlotSelected, TaskLaunched
 from tests.integration.proxy_rig import BODY, CHAT, answer, exchange, http, openclaw_strip, plain_strip, proxy
 from tests.integration.stub_upstream import run_stub
 

@@ -12,11 +12,11 @@ import pytest
 
 from kvstack import gate as gate_module
 from kvstack.bus import Bus
-from kvstack.core.events import RequestEnded, RequestForwarded, RequestReceived, ServerSpawned, StateChanged
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import Snapshot
 from kvstack.gate import Gate
 from kvstack.prompt.warmup import head_digest
+from kvstack.state.events import RequestEnded, RequestForwarded, RequestReceived, ServerSpawned, StateChanged
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import Snapshot
 from tests.unit.verdict.story import Story
 
 

@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from kvstack.core.events import RequestReceived
 from kvstack.proxy.keys import Keys
+from kvstack.state.events import RequestReceived
 from tests.integration.proxy_rig import BODY, CHAT, answer, exchange, http, proxy
 from tests.integration.stub_upstream import Received, run_stub
 

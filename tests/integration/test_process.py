@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvstack.core.events import MemorySampled
-from kvstack.core.lifecycle import State, may_go
 from kvstack.errors import ChildLost, ExitCode, StartFailed
 from kvstack.process.watch import IDLE
+from kvstack.state.events import MemorySampled
+from kvstack.state.lifecycle import State, may_go
 from kvstack.upstream import Health
 from tests.integration.process_rig import Rig, fake_argv, lives, port_is_free, real_argv, threads_left, until
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvstack.core.lifecycle import State
 from kvstack.errors import ChildLost, StartFailed
 from kvstack.process.identity import ProcessIdentity, identify, is_alive, sweep
+from kvstack.state.lifecycle import State
 from tests.integration.process_rig import FAKE, Rig, fake_argv, lives, port_is_free, real_argv, threads_left, until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and groups of POSIX")

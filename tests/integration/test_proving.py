@@ -16,9 +16,6 @@ import pytest
 from kvstack import proving as proving_module
 from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
-from kvstack.core.events import AnswerSeen, Event, RequestEnded, StateChanged, WarmupEnded, WarmupStarted
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import Snapshot
 from kvstack.gate import Gate
 from kvstack.plan import make_plan
 from kvstack.prefixes import NoSnapshot, Prefix
@@ -26,6 +23,9 @@ from kvstack.prompt.warmup import WarmupRequest
 from kvstack.proving import Prover
 from kvstack.snapshotfiles import SnapshotFiles
 from kvstack.snapshotting import PrefixSnapshots
+from kvstack.state.events import AnswerSeen, Event, RequestEnded, StateChanged, WarmupEnded, WarmupStarted
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import Snapshot
 from kvstack.upstream import Props, Upstream
 from tests.integration.proxy_rig import CHAT
 from tests.integration.stub_upstream import Received, StubUpstream, run_stub

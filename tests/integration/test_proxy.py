@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from kvstack.core.events import AnswerSeen, FirstByteSent, Notice, RequestEnded, RequestReceived
 from kvstack.prompt.rules import Stripped
+from kvstack.state.events import AnswerSeen, FirstByteSent, Notice, RequestEnded, RequestReceived
 from tests.integration.proxy_rig import (
     BODY,
     CHAT,

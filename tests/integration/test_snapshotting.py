@@ -16,12 +16,12 @@ import pytest
 
 from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
-from kvstack.core.snapshot import Snapshot
 from kvstack.gate import Gate
 from kvstack.plan import make_plan
 from kvstack.prefixes import NoSnapshot, Prefix
 from kvstack.snapshotfiles import SnapshotFiles
 from kvstack.snapshotting import PrefixSnapshots
+from kvstack.state.reducer import Snapshot
 from kvstack.upstream import Props, Upstream, UpstreamError
 from tests.integration.stub_upstream import Received, StubUpstream, run_stub
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from kvstack.config.parse import parse_config
-from kvstack.core.events import StateChanged
-from kvstack.core.lifecycle import State
 from kvstack.errors import ExitCode, StartFailed
 from kvstack.plan import make_plan
 from kvstack.rundir import RunDir, names
 from kvstack.stack import Stack
+from kvstack.state.events import StateChanged
+from kvstack.state.lifecycle import State
 from tests.integration.proxy_rig import BODY, CHAT, answer, closed_port, exchange, http
 from tests.integration.stub_upstream import Received, StubUpstream, run_stub
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstack.core import logfacts as facts
-from kvstack.core.events import (
+from kvstack.state import log_facts as facts
+from kvstack.state.events import (
     AnswerSeen,
     Event,
     FirstByteSent,
@@ -26,9 +26,9 @@ from kvstack.core.events import (
     WarmupStarted,
     WarmupStepped,
 )
-from kvstack.core.lifecycle import State
-from kvstack.core.logfacts import LogFact
-from kvstack.core.snapshot import Snapshot, reduce
+from kvstack.state.lifecycle import State
+from kvstack.state.log_facts import LogFact
+from kvstack.state.reducer import Snapshot, reduce
 
 NUMBERS = st.integers(1, 6)
 TOKENS = st.sampled_from([0, 1, 4, 70, 500, 3000])

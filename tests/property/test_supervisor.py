@@ -23,10 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvstack.core.events import Event, ServerSpawned, StateChanged
-from kvstack.core.lifecycle import State, may_go
 from kvstack.errors import ChildLost, KvstackError, StartFailed
 from kvstack.process.supervisor import HEALTHY_RUN_S, Hooks, Launch, Supervisor
+from kvstack.state.events import Event, ServerSpawned, StateChanged
+from kvstack.state.lifecycle import State, may_go
 from kvstack.upstream import Health
 from tests.fakes.fake_child import Clock, FakeChild, Nowhere
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from kvstack.config.parse import Config, parse_config
-from kvstack.core import logfacts
 from kvstack.errors import StartFailed
 from kvstack.llama.capabilities import Capabilities, parse_capabilities
 from kvstack.llama.command import child_environment, server_argv
@@ -25,6 +24,7 @@ from kvstack.llama.doctor.facts import ServerProps, props_of
 from kvstack.llama.log import LogReader
 from kvstack.process.facts import look_at_model
 from kvstack.process.probe import probe
+from kvstack.state import log_facts
 
 pytestmark = pytest.mark.real
 
@@ -150,7 +150,7 @@ def test_memory_sum_is_what_the_server_allocates(
         facts = server.facts(config, capabilities, argv)
     needed = facts.memory
     assert needed is not None
-    buffers = facts.logged(logfacts.BufferAllocated)
+    buffers = facts.logged(log_facts.BufferAllocated)
     # The log rounds each buffer to a hundredth of a MiB.
     rounding = 0.01 * 2**20
     kv_bytes = sum(buffer.size_bytes for buffer in buffers if buffer.kind == "kv")
@@ -188,7 +188,7 @@ def test_work_on_the_cpu_is_not_taken_for_the_gpu(
     argv = server_argv(config, capabilities, str(llama_server), str(config.server.model)).argv
     with running(argv, free_port, tmp_path / "log") as server:
         facts = server.facts(config, capabilities, argv)
-    for layers in facts.logged(logfacts.LayersOffloaded):
+    for layers in facts.logged(log_facts.LayersOffloaded):
         assert layers.layers == layers.layers_total
     # A machine without a GPU is normal: a note.
     assert codes(facts) == set()
@@ -257,7 +257,7 @@ def test_device_lines_with_a_software_gpu(
     argv = server_argv(config, capabilities, str(llama_server), str(config.server.model)).argv
     with running(argv, free_port, tmp_path / "log", lavapipe) as server:
         facts = server.facts(config, capabilities, argv)
-    assert [fact.device for fact in facts.logged(logfacts.DeviceUsed)] == ["Vulkan0"]
+    assert [fact.device for fact in facts.logged(log_facts.DeviceUsed)] == ["Vulkan0"]
     assert codes(facts) == {"device-software"}
     idle = config_of(
         tmp_path,

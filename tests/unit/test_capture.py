@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-from kvstack.core.events import RequestReceived
 from kvstack.proxy.capture import Captures, Listener
+from kvstack.state.events import RequestReceived
 
 SCOPE = {"headers": [], "query_string": b""}
 

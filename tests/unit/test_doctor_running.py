@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvstack.config.parse import parse_config
-from kvstack.core.events import StateChanged, WarmupEnded
-from kvstack.core.lifecycle import State
-from kvstack.core.verdict import VERDICTS
-from kvstack.core.views import RequestRow
 from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
+from kvstack.state.events import StateChanged, WarmupEnded
+from kvstack.state.lifecycle import State
+from kvstack.state.records import RequestRow
+from kvstack.state.verdict import VERDICTS
 from tests.unit.verdict.story import Story
 
 

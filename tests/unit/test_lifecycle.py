@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstack.core.lifecycle import TRANSITIONS, State, backoff_s, may_go
+from kvstack.state.lifecycle import TRANSITIONS, State, backoff_s, may_go
 
 
 def test_every_state_has_its_ways() -> None:

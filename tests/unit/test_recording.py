@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstack.core.events import RequestReceived
 from kvstack.prompt.rules import parse_pack
 from kvstack.proxy.recording import describing_headers, describing_query, record, to_line
+from kvstack.state.events import RequestReceived
 
 CHAT = "/v1/chat/completions"
 RECEIVED = RequestReceived(1700000000.1234, 7, "POST", CHAT, "chat", "openclaw", "c1", 1, False, 0, 0, 0)

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvstack.core.events import Event, MemorySampled, Notice, StateChanged
-from kvstack.core.lifecycle import State
 from kvstack.errors import ChildLost, KvstackError, StartFailed
 from kvstack.process.identity import ProcessIdentity
 from kvstack.process.supervisor import HEALTHY_RUN_S, Hooks, Launch, Supervisor
 from kvstack.process.watch import IDLE, Sample
+from kvstack.state.events import Event, MemorySampled, Notice, StateChanged
+from kvstack.state.lifecycle import State
 from kvstack.upstream import Health
 from tests.fakes.fake_child import Clock, FakeChild, Nowhere
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstack.core import logfacts
 from kvstack.llama.doctor.facts import Facts, Finding, Severity
 from kvstack.llama.memory import MIB, Kind
+from kvstack.state import log_facts
 
 __all__ = ["CHECKS"]
 
@@ -21,7 +21,7 @@ def context_per_slot(facts: Facts) -> Iterator[Finding]:
     if facts.props is not None and facts.props.ctx_per_slot is not None:
         got = facts.props.ctx_per_slot
         evidence = f"/props: n_ctx = {got:,}, total_slots = {facts.props.slots}; ctx_size = {wanted:,}"
-    elif slots := facts.logged(logfacts.SlotsInitialised):
+    elif slots := facts.logged(log_facts.SlotsInitialised):
         got = slots[-1].ctx_per_slot
         evidence = f"log: n_slots = {slots[-1].slots}, n_ctx_slot = {got}; ctx_size = {wanted:,}"
     elif server.parallel > 1 and not facts.settings.unified and not facts.config.attached:
@@ -107,7 +107,7 @@ def similarity(facts: Facts) -> Iterator[Finding]:
     if (slots or facts.config.server.parallel) == 1:
         return
     ratio = facts.settings.similarity_ratio
-    selected = [fact for fact in facts.logged(logfacts.SlotSelected) if fact.threshold_ratio is not None]
+    selected = [fact for fact in facts.logged(log_facts.SlotSelected) if fact.threshold_ratio is not None]
     logged = selected[-1].threshold_ratio if selected else None
     if (ratio if ratio is not None else logged) != 0:
         return
@@ -122,7 +122,7 @@ def similarity(facts: Facts) -> Iterator[Finding]:
 
 def context_shift(facts: Facts) -> Iterator[Finding]:
     """A full context loses its middle, and with it the common prefix."""
-    shifted = facts.logged(logfacts.ContextShifted)
+    shifted = facts.logged(log_facts.ContextShifted)
     if not facts.settings.context_shift and not shifted:
         return
     if shifted:
@@ -141,7 +141,7 @@ def context_shift(facts: Facts) -> Iterator[Finding]:
 def sleep(facts: Facts) -> Iterator[Finding]:
     """A server that sleeps forgets its cache."""
     seconds = facts.settings.sleep_idle_s
-    slept = [fact for fact in facts.logged(logfacts.ServerSlept) if fact.asleep]
+    slept = [fact for fact in facts.logged(log_facts.ServerSlept) if fact.asleep]
     if seconds < 0 and not slept:
         return
     yield Finding(
@@ -155,7 +155,7 @@ def sleep(facts: Facts) -> Iterator[Finding]:
 
 def slots_without_memory(facts: Facts) -> Iterator[Finding]:
     """An entry that is larger than the host cache's limit is skipped."""
-    skipped = facts.logged(logfacts.RamCacheSkipped)
+    skipped = facts.logged(log_facts.RamCacheSkipped)
     if not skipped:
         return
     yield Finding(

@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from kvstack.config.parse import Config
-from kvstack.core import logfacts
-from kvstack.core.snapshot import Snapshot
 from kvstack.llama.capabilities import Capabilities
 from kvstack.llama.extra_args import effective_arguments
 from kvstack.llama.memory import MIB, MemorySum, ModelShape
+from kvstack.state import log_facts
+from kvstack.state.reducer import Snapshot
 
 __all__ = ["Facts", "Finding", "Machine", "ModelFile", "ServerProps", "Settings", "Severity", "props_of"]
 
@@ -173,7 +173,7 @@ class Facts:
     argv: tuple[str, ...] = ()
     model: ModelFile | None = None
     props: ServerProps | None = None
-    log: tuple[logfacts.LogFact, ...] = ()
+    log: tuple[log_facts.LogFact, ...] = ()
     lines: tuple[str, ...] = ()
     server_port_answers: bool = False
     proxy_port_answers: bool = False

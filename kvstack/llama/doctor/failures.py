@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvstack.core import logfacts
 from kvstack.llama.doctor.facts import Facts, Finding, Severity
 from kvstack.llama.doctor.gpu import has_no_gpu
+from kvstack.state import log_facts
 
 __all__ = ["CHECKS", "FAILURES", "Failure"]
 
@@ -227,20 +227,20 @@ def _stable_prompts(facts: Facts) -> str:
     return f"Rules that keep prompts equal are switched off ({', '.join(off)}): switch them on. {tell}" if off else tell
 
 
-def _lost_tokens(log: Iterable[logfacts.LogFact]) -> Iterator[int]:
+def _lost_tokens(log: Iterable[log_facts.LogFact]) -> Iterator[int]:
     """Of each forced evaluation, the tokens that the slot held already, where they are more than a template's start."""
     similarity: dict[int, float] = {}
     prompt: dict[int, int] = {}
     selected: int | None = None  # what is said of the host prompt cache is about this slot
     for fact in log:
-        if isinstance(fact, logfacts.SlotSelected):
+        if isinstance(fact, log_facts.SlotSelected):
             selected = fact.slot
             similarity[fact.slot] = fact.similarity_ratio or 0.0
-        elif isinstance(fact, logfacts.RamCacheSearched | logfacts.RamCacheHit) and selected is not None:
+        elif isinstance(fact, log_facts.RamCacheSearched | log_facts.RamCacheHit) and selected is not None:
             similarity[selected] = fact.similarity_ratio or 0.0
-        elif isinstance(fact, logfacts.PromptStarted):
+        elif isinstance(fact, log_facts.PromptStarted):
             prompt[fact.slot] = fact.prompt_tokens
-        elif isinstance(fact, logfacts.FullReprocess):
+        elif isinstance(fact, log_facts.FullReprocess):
             tokens = round(similarity.get(fact.slot, 0.0) * prompt.get(fact.slot, 0))
             if tokens >= LOSS_FROM_TOKENS:
                 yield tokens

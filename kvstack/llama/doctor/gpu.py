@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvstack.core import logfacts
 from kvstack.llama.doctor.facts import Facts, Finding, Severity
+from kvstack.state import log_facts
 
 __all__ = ["CHECKS", "Driver", "driver_of", "has_no_gpu", "uses_gpu"]
 
@@ -102,7 +102,7 @@ def software_device(facts: Facts) -> Iterator[Finding]:
     for device in (facts.capabilities.devices if facts.capabilities is not None else None) or ():
         if device.is_software and _is_chosen(facts, device.name):
             seen[device.name] = f"--list-devices: {device.name}: {device.description}"
-    for used in facts.logged(logfacts.DeviceUsed):
+    for used in facts.logged(log_facts.DeviceUsed):
         if re.search(r"llvmpipe|lavapipe|softpipe|SwiftShader", used.description, re.IGNORECASE):
             seen[used.device] = f"log: using device {used.device} ({used.description})"
     for evidence in seen.values():
@@ -126,7 +126,7 @@ def _is_chosen(facts: Facts, name: str) -> bool:
 def wrong_device(facts: Facts) -> Iterator[Finding]:
     """The server uses another device than the config names, or chose among several by itself."""
     wanted = facts.config.server.device
-    used = [fact.device for fact in facts.logged(logfacts.DeviceUsed)]
+    used = [fact.device for fact in facts.logged(log_facts.DeviceUsed)]
     if wanted is not None and used and uses_gpu(facts):
         names = {each.strip().casefold() for each in wanted.split(",")}
         others = [device for device in used if device.casefold() not in names]
@@ -160,11 +160,11 @@ def work_on_gpu(facts: Facts) -> Iterator[Finding]:
     `offloaded K/K layers to GPU` is printed without any GPU too, and not at all by builds for the CPU.  The GPU works
     if a device is used, all layers went to it, and its KV buffer is there.
     """
-    layers = facts.logged(logfacts.LayersOffloaded)
-    kv_devices = {fact.device for fact in facts.logged(logfacts.BufferAllocated) if fact.kind == "kv"}
+    layers = facts.logged(log_facts.LayersOffloaded)
+    kv_devices = {fact.device for fact in facts.logged(log_facts.BufferAllocated) if fact.kind == "kv"}
     if not uses_gpu(facts) or not (layers or kv_devices):
         return
-    used = [fact.device for fact in facts.logged(logfacts.DeviceUsed)]
+    used = [fact.device for fact in facts.logged(log_facts.DeviceUsed)]
     last = layers[-1] if layers else None
     evidence = []
     if last is not None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstack.core.explain import advice
 from kvstack.core.habits import habits, judged_rows
-from kvstack.core.lifecycle import State
 from kvstack.llama.doctor.facts import Facts, Finding, Severity
+from kvstack.state.explain import advice
+from kvstack.state.lifecycle import State
 
 __all__ = ["CHECKS"]
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstack.core.join import Join
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import LogView, RamCacheView, RequestRow, ServerView, SlotView, Snapshot, Totals, WarmupView
-from kvstack.core.views import TaskView
+from kvstack.state.attribution import Join
+from kvstack.state.lifecycle import State
+from kvstack.state.records import TaskView
+from kvstack.state.reducer import LogView, RamCacheView, RequestRow, ServerView, SlotView, Snapshot, Totals, WarmupView
 
 NOW_S = 1_771_447_691.0
 """2026-02-18 20:48:11 UTC."""

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import Snapshot
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import Snapshot
 from kvstack.terminal.dashboard import frame, render, summary
 from kvstack.terminal.glyphs import ASCII, UNICODE
 from tests.golden.terminal.scenes import NOW_S, row, scenes, snapshot

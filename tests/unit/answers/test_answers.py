@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.core.events import AnswerSeen
 from kvstack.llama.answers import AnswerTap
+from kvstack.state.events import AnswerSeen
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "answers"
 BUILDS = ["b10068", "b11434"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvstack.core import logfacts as facts
 from kvstack.llama.log import LogReader
+from kvstack.state import log_facts as facts
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "log"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvstack.core import logfacts as facts
 from kvstack.llama.log import LogReader
 from kvstack.llama.logtable import BARE, LOADING, SERVER, SLOT, TIMING, Pattern
+from kvstack.state import log_facts as facts
 
 MIB = 1048576
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from kvstack.core import logfacts as facts
 from kvstack.llama.log import LogReader
+from kvstack.state import log_facts as facts
 
 LAUNCH = "slot launch_slot_: id  3 | task 42 | processing task, is_child = 0"
 LAUNCHED = facts.TaskLaunched(3, 42)

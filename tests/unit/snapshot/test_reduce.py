@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvstack.core.events import (
+from kvstack.state.events import (
     AnswerSeen,
     FirstByteSent,
     LogFactSeen,
@@ -23,9 +23,9 @@ from kvstack.core.events import (
     WarmupEnded,
     WarmupJudged,
 )
-from kvstack.core.lifecycle import State
-from kvstack.core.logfacts import UnknownRecord
-from kvstack.core.snapshot import Snapshot, reduce
+from kvstack.state.lifecycle import State
+from kvstack.state.log_facts import UnknownRecord
+from kvstack.state.reducer import Snapshot, reduce
 from tests.unit.verdict.story import Story
 
 EMPTY = Snapshot("demo", "http://127.0.0.1:1234")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvstack.core.stats import SpeedAtContext, decode_by_context
-from kvstack.core.views import RequestRow
+from kvstack.state.records import RequestRow
+from kvstack.state.stats import SpeedAtContext, decode_by_context
 
 
 def row(prompt: int, decode_ms: float | None, generated: int = 100) -> RequestRow:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from kvstack import __version__
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import ServerView, Snapshot
 from kvstack.process.identity import identify
 from kvstack.rundir import EndFile, RunDir, RunFile
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import ServerView, Snapshot
 from kvstack.terminal import client
 from kvstack.terminal.cli import main
 

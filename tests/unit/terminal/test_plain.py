@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstack.core.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, ServerView, Snapshot
+from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import RequestRow, ServerView, Snapshot
 from kvstack.terminal.plain import SETTLE_S, Announcer, Line, how_to_use, request_line
 
 ROW = RequestRow(

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvstack.core.join import Join
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, ServerView, SlotView, Snapshot, WarmupView
-from kvstack.core.verdict import VERDICTS
-from kvstack.core.views import TaskView
+from kvstack.state.attribution import Join
+from kvstack.state.lifecycle import State
+from kvstack.state.records import TaskView
+from kvstack.state.reducer import RequestRow, ServerView, SlotView, Snapshot, WarmupView
+from kvstack.state.verdict import VERDICTS
 from kvstack.terminal.glyphs import ASCII, UNICODE, chart, sparkline
 from kvstack.terminal.live import glyphs_for
 from kvstack.terminal.reading import decode_speed_by_context, level_of, read, recent_reuse_ratio

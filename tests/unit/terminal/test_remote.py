@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import Snapshot
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import Snapshot
+from kvstack.state.status_json import snapshot_from_dict
 from kvstack.terminal.dashboard import frame
-from kvstack.terminal.remote import snapshot_from_dict
 from tests.golden.terminal.scenes import NOW_S, scenes
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvstack.core.events import (
+from kvstack.llama.log import LogReader
+from kvstack.state.events import (
     AnswerSeen,
     Event,
     FirstByteSent,
@@ -18,9 +19,8 @@ from kvstack.core.events import (
     StateChanged,
     WarmupEnded,
 )
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import RequestRow, Snapshot, reduce
-from kvstack.llama.log import LogReader
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import RequestRow, Snapshot, reduce
 
 RATE_TOKENS_PER_MS = 1.0
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvstack.core.explain import Explanation, explain
-from kvstack.core.verdict import VERDICTS
-from kvstack.core.views import RequestRow
+from kvstack.state.explain import Explanation, explain
+from kvstack.state.records import RequestRow
+from kvstack.state.verdict import VERDICTS
 from tests.unit.verdict.story import Story
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kvstack.core.events import AnswerSeen, WarmupEnded, WarmupStarted, WarmupStepped
+from kvstack.state.events import AnswerSeen, WarmupEnded, WarmupStarted, WarmupStepped
 from tests.unit.verdict.story import Story
 
 
@@ -187,7 +187,7 @@ def test_other_requests_get_no_task() -> None:
 
 def test_a_warmup_by_hand_is_no_bypass() -> None:
     """A warm-up while the stack is ready is recognised by its figures."""
-    from kvstack.core.events import WarmupEnded
+    from kvstack.state.events import WarmupEnded
 
     story = Story()
     story.finish(story.launch(how="lru"), 7504, 0, generated=1)
@@ -199,7 +199,7 @@ def test_a_warmup_by_hand_is_no_bypass() -> None:
 
 def test_a_log_that_lags_behind_the_warmup() -> None:
     """The warm-up's records may come when the stack is ready already, and even beside the first request."""
-    from kvstack.core.events import WarmupEnded
+    from kvstack.state.events import WarmupEnded
 
     story = Story()
     story.emit(WarmupEnded(story.now_s, "done", 7504, 7504, 7504.0))

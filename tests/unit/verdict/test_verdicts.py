@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvstack.core.events import ServerDescribed
-from kvstack.core.verdict import VERDICTS
+from kvstack.state.events import ServerDescribed
+from kvstack.state.verdict import VERDICTS
 from tests.unit.verdict.story import Story
 
 FORCED = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstack.core.views import RequestRow, Totals
+from kvstack.state.records import RequestRow, Totals
 
 __all__ = ["account", "add_seconds", "is_late", "seconds"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstack.core.views import RequestRow
+from kvstack.state.records import RequestRow
 
 __all__ = ["remedies"]
 

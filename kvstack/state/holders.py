@@ -4,8 +4,8 @@ Whose the slots are: who took a conversation's slot, and whether the warm-up's p
 
 from __future__ import annotations
 
-from kvstack.core.picture import Snapshot
-from kvstack.core.views import RequestRow
+from kvstack.state.records import RequestRow
+from kvstack.state.stack_state import Snapshot
 
 __all__ = ["taken_by", "warm_tokens"]
 

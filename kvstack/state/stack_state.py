@@ -1,5 +1,5 @@
 """
-The Snapshot and its published shape; `kvstack.core.snapshot.reduce` makes new ones.
+The Snapshot and its published shape; `kvstack.state.reducer.reduce` makes new ones.
 """
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvstack.core.join import Join
-from kvstack.core.lifecycle import State
-from kvstack.core.stats import decode_by_context
-from kvstack.core.views import LogView, RamCacheView, RequestRow, ServerView, SlotView, Totals, WarmupView
+from kvstack.state.attribution import Join
+from kvstack.state.lifecycle import State
+from kvstack.state.records import LogView, RamCacheView, RequestRow, ServerView, SlotView, Totals, WarmupView
+from kvstack.state.stats import decode_by_context
 
 __all__ = ["WITHOUT_SERVER", "Snapshot", "add_notice"]
 

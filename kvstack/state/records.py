@@ -1,7 +1,7 @@
 """
 The parts of a Snapshot: what is known of each request, slot and task, of the server and of the warm-up.
 
-All are values; `kvstack.core.snapshot.reduce` makes new ones.
+All are values; `kvstack.state.reducer.reduce` makes new ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvstack.core.events import AnswerSeen
+from kvstack.state.events import AnswerSeen
 
 __all__ = [
     "LogView",

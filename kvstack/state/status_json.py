@@ -13,9 +13,9 @@ import typing
 from dataclasses import replace
 from typing import Any
 
-from kvstack.core.join import Join
-from kvstack.core.lifecycle import State
-from kvstack.core.snapshot import SlotView, Snapshot
+from kvstack.state.attribution import Join
+from kvstack.state.lifecycle import State
+from kvstack.state.reducer import SlotView, Snapshot
 
 __all__ = ["snapshot_from_dict"]
 

@@ -2,7 +2,7 @@
 Everything that happens, as frozen dataclasses, and their union `Event`.
 
 Times (`time_s`) are seconds since the epoch, given by the publisher.  What is not known is None.  Log facts carry
-what one log record says and nothing more; joining them with requests is `kvstack.core.verdict`'s work.
+what one log record says and nothing more; joining them with requests is `kvstack.state.verdict`'s work.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvstack.core.lifecycle import State
-from kvstack.core.logfacts import LogFact
+from kvstack.state.lifecycle import State
+from kvstack.state.log_facts import LogFact
 
 __all__ = [
     "AnswerSeen",

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvstack.core import logfacts as facts
-from kvstack.core.picture import Snapshot, add_notice
-from kvstack.core.views import RamCacheView
+from kvstack.state import log_facts as facts
+from kvstack.state.records import RamCacheView
+from kvstack.state.stack_state import Snapshot, add_notice
 
 __all__ = ["note_fact"]
 

@@ -3,12 +3,12 @@ What the records of a llama-server's log say, one frozen dataclass per kind, and
 
 `kvstack.llama.log` makes them.  A slot or task of -1 in the log (not assigned yet) is None here, a ratio that the
 server printed as `nan`, `inf` or a negative placeholder is None too.  Nothing here is joined with a request: that is
-the work of `kvstack.core.join`.
+the work of `kvstack.state.attribution`.
 """
 
 from __future__ import annotations
 
-from kvstack.core.logfacts.cache import (
+from kvstack.state.log_facts.cache import (
     CacheRamLimited,
     CheckpointCreated,
     CheckpointErased,
@@ -26,7 +26,7 @@ from kvstack.core.logfacts.cache import (
     RamCacheState,
     RestoreFailed,
 )
-from kvstack.core.logfacts.server import (
+from kvstack.state.log_facts.server import (
     BufferAllocated,
     DeviceUsed,
     LayersOffloaded,
@@ -39,7 +39,7 @@ from kvstack.core.logfacts.server import (
     SlotsInitialised,
     UnknownRecord,
 )
-from kvstack.core.logfacts.tasks import (
+from kvstack.state.log_facts.tasks import (
     DecodeProgressed,
     DecodeTimed,
     DraftTimed,

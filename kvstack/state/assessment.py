@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstack.core.events import AnswerSeen
-from kvstack.core.figures import compose, ttft_ms
-from kvstack.core.holders import taken_by
-from kvstack.core.join import task_of
-from kvstack.core.picture import Snapshot
-from kvstack.core.totals import seconds
-from kvstack.core.verdict import judge
-from kvstack.core.views import RequestRow
+from kvstack.state.attribution import task_of
+from kvstack.state.events import AnswerSeen
+from kvstack.state.holders import taken_by
+from kvstack.state.records import RequestRow
+from kvstack.state.request_stats import compose, ttft_ms
+from kvstack.state.stack_state import Snapshot
+from kvstack.state.totals import seconds
+from kvstack.state.verdict import judge
 
 __all__ = ["has_log", "judged"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvstack.core.views import RequestRow
+from kvstack.state.records import RequestRow
 
 __all__ = ["SpeedAtContext", "decode_by_context"]
 

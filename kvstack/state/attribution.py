@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvstack.core.events import AnswerSeen, WarmupEnded
-from kvstack.core.figures import agrees, prompt_of
-from kvstack.core.views import RequestRow, SlotView, TaskView
+from kvstack.state.events import AnswerSeen, WarmupEnded
+from kvstack.state.records import RequestRow, SlotView, TaskView
+from kvstack.state.request_stats import agrees, prompt_of
 
 __all__ = ["Join", "begin_warmup", "claim_warmup", "end_warmup", "measured", "settle", "step_warmup", "task_of"]
 

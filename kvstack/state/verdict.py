@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstack.core.views import RequestRow, TaskView
+from kvstack.state.records import RequestRow, TaskView
 
 __all__ = ["SLACK_TOKENS", "VERDICTS", "Judgement", "is_next_to_nothing", "judge"]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstack.core.events import AnswerSeen
-from kvstack.core.views import RequestRow, TaskView
+from kvstack.state.events import AnswerSeen
+from kvstack.state.records import RequestRow, TaskView
 
 __all__ = ["agrees", "compose", "prompt_of", "ttft_ms"]
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, assert_never
 
-from kvstack.core import logfacts as facts
-from kvstack.core.events import (
+from kvstack.state import log_facts as facts
+from kvstack.state.assessment import has_log, judged
+from kvstack.state.attribution import Join, begin_warmup, claim_warmup, end_warmup, measured, settle, step_warmup
+from kvstack.state.events import (
     AnswerSeen,
     Event,
     FirstByteSent,
@@ -32,15 +34,10 @@ from kvstack.core.events import (
     WarmupStarted,
     WarmupStepped,
 )
-from kvstack.core.holders import warm_tokens
-from kvstack.core.join import Join, begin_warmup, claim_warmup, end_warmup, measured, settle, step_warmup
-from kvstack.core.judging import has_log, judged
-from kvstack.core.lifecycle import State
-from kvstack.core.logfold import fold
-from kvstack.core.picture import WITHOUT_SERVER, Snapshot, add_notice
-from kvstack.core.serverfacts import note_fact
-from kvstack.core.totals import account, add_seconds, is_late
-from kvstack.core.views import (
+from kvstack.state.holders import warm_tokens
+from kvstack.state.lifecycle import State
+from kvstack.state.logfold import fold
+from kvstack.state.records import (
     LogView,
     RamCacheView,
     RequestRow,
@@ -49,6 +46,9 @@ from kvstack.core.views import (
     Totals,
     WarmupView,
 )
+from kvstack.state.serverfacts import note_fact
+from kvstack.state.stack_state import WITHOUT_SERVER, Snapshot, add_notice
+from kvstack.state.totals import account, add_seconds, is_late
 
 __all__ = [
     "REQUESTS_KEPT",

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from kvstack.core import logfacts as facts
-from kvstack.core.figures import prompt_of
-from kvstack.core.join import Join, measured
-from kvstack.core.views import RequestRow, SlotView, TaskView
+from kvstack.state import log_facts as facts
+from kvstack.state.attribution import Join, measured
+from kvstack.state.records import RequestRow, SlotView, TaskView
+from kvstack.state.request_stats import prompt_of
 
 __all__ = ["fold"]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvstack.core.remedies import remedies
-from kvstack.core.views import RequestRow, TaskView
+from kvstack.state.causes import remedies
+from kvstack.state.records import RequestRow, TaskView
 
 __all__ = ["Explanation", "Part", "advice", "explain"]
 
