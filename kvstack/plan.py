@@ -12,10 +12,10 @@ from pathlib import Path
 
 from kvstack.config.parse import Config
 from kvstack.config.toml_lines import key_lines, line_of
+from kvstack.doctor import Facts, Finding, Severity, diagnose
 from kvstack.errors import ConfigError, KvstackError, ModelNotFound, Problem
 from kvstack.llama.capabilities import Capabilities
 from kvstack.llama.command import Command, child_environment, judge_arguments, server_argv
-from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
 from kvstack.llama.memory import Kind
 from kvstack.prefixes import WarmupContext
 from kvstack.process.facts import look_at_machine, look_at_model

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvstack.llama.doctor.facts import Facts
+from kvstack.doctor.facts import Facts
 from kvstack.llama.snapshots import FileStamp, Identity, arguments_that_matter
 from kvstack.process.models import model_parts
 from kvstack.prompt.warmup import Token, WarmupRequest, before_boundary, boundary, shared_tokens, with_user_text

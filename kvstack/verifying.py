@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from kvstack.doctor import Finding, Severity, diagnose
+from kvstack.doctor.facts import ServerProps
 from kvstack.errors import PortTaken, StartFailed
-from kvstack.llama.doctor import Finding, Severity, diagnose
-from kvstack.llama.doctor.facts import ServerProps
 from kvstack.plan import Plan
 from kvstack.process.identity import holds_port, port_owners
 from kvstack.state.events import Event, Notice, ServerDescribed

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from kvstack.llama.doctor.facts import Machine, ModelFile
+from kvstack.doctor.facts import Machine, ModelFile
 from kvstack.llama.gguf import GgufError, read_header
 from kvstack.llama.memory import ModelShape, shape_of
 from kvstack.process.models import model_parts

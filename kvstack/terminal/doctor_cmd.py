@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from kvstack.config.parse import Config
+    from kvstack.doctor import Facts, Finding
+    from kvstack.doctor.facts import ServerProps
     from kvstack.llama.capabilities import Capabilities
-    from kvstack.llama.doctor import Facts, Finding
-    from kvstack.llama.doctor.facts import ServerProps
     from kvstack.process.facts import LastLog
     from kvstack.rundir import RunFile
 
@@ -40,7 +40,7 @@ def doctor(config: KnownConfigArgument, overrides: OverridesOption = None, as_js
     """
 
     def action() -> output.Result:
-        from kvstack.llama.doctor import Severity, diagnose  # noqa: PLC0415 - other verbs need none of this
+        from kvstack.doctor import Severity, diagnose  # noqa: PLC0415 - other verbs need none of this
         from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - see above
 
         parsed, path = load_checked(_file(config), overrides)
@@ -85,8 +85,8 @@ def _file(target: str) -> str:
 
 def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], LastLog]:
     """What is known without the log, findings about what could not even be looked at, and the log."""
+    from kvstack.doctor import Facts, Finding, Severity  # noqa: PLC0415 - see above
     from kvstack.llama.command import child_environment, server_argv  # noqa: PLC0415 - see above
-    from kvstack.llama.doctor import Facts, Finding, Severity  # noqa: PLC0415 - see above
     from kvstack.process.facts import (  # noqa: PLC0415 - see above
         LastLog,
         kernel_lines,
@@ -219,7 +219,7 @@ def _props(config: Config) -> tuple[ServerProps | None, str | None]:
     import asyncio  # noqa: PLC0415 - see above
     import json  # noqa: PLC0415 - see above
 
-    from kvstack.llama.doctor.facts import props_of  # noqa: PLC0415 - see above
+    from kvstack.doctor.facts import props_of  # noqa: PLC0415 - see above
     from kvstack.upstream import Upstream, UpstreamError  # noqa: PLC0415 - see above
 
     unreachable: list[str] = []

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kvstack.config.parse import Config, parse_config
+from kvstack.doctor import Facts, Finding, Severity, diagnose
+from kvstack.doctor.facts import Machine, ModelFile, props_of
 from kvstack.llama.capabilities import Capabilities, parse_capabilities
 from kvstack.llama.command import server_argv
-from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
-from kvstack.llama.doctor.facts import Machine, ModelFile, props_of
 from kvstack.llama.log import LogReader
 from kvstack.llama.memory import GIB, MIB, Kind, ModelShape
 

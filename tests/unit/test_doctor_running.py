@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstack.config.parse import parse_config
-from kvstack.llama.doctor import Facts, Finding, Severity, diagnose
+from kvstack.doctor import Facts, Finding, Severity, diagnose
 from kvstack.state.events import StateChanged, WarmupEnded
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow

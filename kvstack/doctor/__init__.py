@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvstack.llama.doctor import cache, failures, gpu, machine, memory, model, running
-from kvstack.llama.doctor.facts import Facts, Finding, Severity
+from kvstack.doctor import cache, failures, gpu, machine, memory, model, running
+from kvstack.doctor.facts import Facts, Finding, Severity
 
 __all__ = ["CHECKS", "Facts", "Finding", "Severity", "diagnose"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kvstack.llama.doctor.facts import Facts, Finding, Severity
+from kvstack.doctor.facts import Facts, Finding, Severity
 from kvstack.llama.memory import GIB
 
 __all__ = ["CHECKS"]

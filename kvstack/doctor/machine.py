@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvstack.config.parse import is_loopback
-from kvstack.llama.doctor.facts import Facts, Finding, Severity
-from kvstack.llama.doctor.gpu import uses_gpu
+from kvstack.doctor.facts import Facts, Finding, Severity
+from kvstack.doctor.gpu import uses_gpu
 
 __all__ = ["CHECKS"]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstack.core.habits import habits, judged_rows
-from kvstack.llama.doctor.facts import Facts, Finding, Severity
+from kvstack.doctor.facts import Facts, Finding, Severity
+from kvstack.doctor.recurring_misses import habits, judged_rows
 from kvstack.state.explain import advice
 from kvstack.state.lifecycle import State
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvstack.llama.doctor.facts import Facts, Finding, Severity
-from kvstack.llama.doctor.gpu import has_no_gpu
+from kvstack.doctor.facts import Facts, Finding, Severity
+from kvstack.doctor.gpu import has_no_gpu
 from kvstack.state import log_facts
 
 __all__ = ["CHECKS", "FAILURES", "Failure"]

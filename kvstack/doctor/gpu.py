@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvstack.llama.doctor.facts import Facts, Finding, Severity
+from kvstack.doctor.facts import Facts, Finding, Severity
 from kvstack.state import log_facts
 
 __all__ = ["CHECKS", "Driver", "driver_of", "has_no_gpu", "uses_gpu"]
