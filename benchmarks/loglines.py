@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvstack.bus import Bus
-from kvstack.llama.log import LogReader
+from kvstack.llama.log.reader import LogReader
 from kvstack.process.child import Child
 from kvstack.rundir import RawLog
 from kvstack.state.events import LogFactSeen, LogLineSeen

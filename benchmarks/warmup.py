@@ -22,8 +22,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvstack.llama.gguf import read_header  # noqa: E402
-from kvstack.llama.memory import shape_of  # noqa: E402
+from kvstack.llama.model.gguf import read_header  # noqa: E402
+from kvstack.llama.model.memory import shape_of  # noqa: E402
 from kvstack.llama.snapshots import snapshot_bytes  # noqa: E402
 from tests.conftest import MODELS, SERVERS  # noqa: E402
 from tests.real.openclaw import OpenClaw  # noqa: E402

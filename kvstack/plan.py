@@ -14,9 +14,9 @@ from kvstack.config.parse import Config
 from kvstack.config.toml_lines import key_lines, line_of
 from kvstack.doctor import Facts, Finding, Severity, diagnose
 from kvstack.errors import ConfigError, KvstackError, ModelNotFound, Problem
-from kvstack.llama.capabilities import Capabilities
-from kvstack.llama.command import Command, child_environment, judge_arguments, server_argv
-from kvstack.llama.memory import Kind
+from kvstack.llama.command.argv import Command, child_environment, judge_arguments, server_argv
+from kvstack.llama.command.capabilities import Capabilities
+from kvstack.llama.model.memory import Kind
 from kvstack.prefixes import WarmupContext
 from kvstack.process.facts import look_at_machine, look_at_model
 from kvstack.process.models import make_slot_directory, resolve_model

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
-from kvstack.llama.memory import MIB
+from kvstack.llama.model.memory import MIB
 from kvstack.llama.snapshots import FileStamp, SnapshotNote, conversation_bytes, snapshot_bytes
 from kvstack.prefixes import NoSnapshot, Prefix, WarmupContext, find_prefix, server_files
 from kvstack.prompt.dialects import Api, api_of

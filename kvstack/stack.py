@@ -21,7 +21,7 @@ from kvstack.bus import Bus, Subscription
 from kvstack.descriptors import limit, raise_limit
 from kvstack.errors import KvstackError, NotReady, foremost, unexpected
 from kvstack.gate import Gate
-from kvstack.llama.log import LogReader
+from kvstack.llama.log.reader import LogReader
 from kvstack.plan import Plan
 from kvstack.ports import take_port
 from kvstack.process.identity import ProcessIdentity, identify, sweep

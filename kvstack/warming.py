@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvstack.llama.answers import AnswerTap
+from kvstack.llama.response import AnswerTap
 from kvstack.prefixes import NoSnapshot
 from kvstack.prompt.dialects import Api, api_of
 from kvstack.prompt.rules import Stripped

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvstack.doctor.facts import Facts, Finding, Severity
-from kvstack.llama.memory import MIB, Kind
+from kvstack.llama.model.memory import MIB, Kind
 from kvstack.state import log_facts
 
 __all__ = ["CHECKS"]

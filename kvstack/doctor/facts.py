@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from kvstack.config.parse import Config
-from kvstack.llama.capabilities import Capabilities
-from kvstack.llama.extra_args import effective_arguments
-from kvstack.llama.memory import MIB, MemorySum, ModelShape
+from kvstack.llama.command.capabilities import Capabilities
+from kvstack.llama.command.reserved_flags import effective_arguments
+from kvstack.llama.model.memory import MIB, MemorySum, ModelShape
 from kvstack.state import log_facts
 from kvstack.state.reducer import Snapshot
 

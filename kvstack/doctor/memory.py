@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvstack.doctor.facts import Facts, Finding, Severity
-from kvstack.llama.memory import GIB, MIB, SYSTEM_BYTES, cache_ram_limit_bytes
+from kvstack.llama.model.memory import GIB, MIB, SYSTEM_BYTES, cache_ram_limit_bytes
 
 __all__ = ["CHECKS"]
 

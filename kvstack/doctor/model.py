@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from kvstack.doctor.facts import Facts, Finding, Severity
-from kvstack.llama.memory import GIB
+from kvstack.llama.model.memory import GIB
 
 __all__ = ["CHECKS"]
 

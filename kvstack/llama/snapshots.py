@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from kvstack.llama.capabilities import Capabilities, spelling
-from kvstack.llama.extra_args import SECRET_FLAGS
-from kvstack.llama.memory import CACHE_TYPE_BYTES, ModelShape
+from kvstack.llama.command.capabilities import Capabilities, spelling
+from kvstack.llama.command.reserved_flags import SECRET_FLAGS
+from kvstack.llama.model.memory import CACHE_TYPE_BYTES, ModelShape
 
 __all__ = [
     "NAME_PREFIX",

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 from kvstack.doctor.facts import Machine, ModelFile
-from kvstack.llama.gguf import GgufError, read_header
-from kvstack.llama.memory import ModelShape, shape_of
+from kvstack.llama.model.gguf import GgufError, read_header
+from kvstack.llama.model.memory import ModelShape, shape_of
 from kvstack.process.models import model_parts
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from kvstack.config.parse import Config
 from kvstack.errors import ModelNotFound, StartFailed
-from kvstack.llama.gguf import MAGIC, beginning
+from kvstack.llama.model.gguf import MAGIC, beginning
 
 __all__ = ["make_slot_directory", "model_parts", "resolve_model"]
 

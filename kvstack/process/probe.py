@@ -20,7 +20,7 @@ from typing import Any
 
 from kvstack.config.parse import Config
 from kvstack.errors import BinaryNotFound, StartFailed
-from kvstack.llama.capabilities import Capabilities, parse_capabilities
+from kvstack.llama.command.capabilities import Capabilities, parse_capabilities
 
 __all__ = ["BINARY_VARIABLE", "find_binary", "probe"]
 

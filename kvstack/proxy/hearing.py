@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstack.llama.answers import AnswerTap
+from kvstack.llama.response import AnswerTap
 from kvstack.prompt.answering import Answer
 from kvstack.prompt.saying import NOTHING, Said, say
 from kvstack.state.events import AnswerSeen

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvstack.config.parse import Config
     from kvstack.doctor import Facts, Finding
     from kvstack.doctor.facts import ServerProps
-    from kvstack.llama.capabilities import Capabilities
+    from kvstack.llama.command.capabilities import Capabilities
     from kvstack.process.facts import LastLog
     from kvstack.rundir import RunFile
 
@@ -86,7 +86,7 @@ def _file(target: str) -> str:
 def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], LastLog]:
     """What is known without the log, findings about what could not even be looked at, and the log."""
     from kvstack.doctor import Facts, Finding, Severity  # noqa: PLC0415 - see above
-    from kvstack.llama.command import child_environment, server_argv  # noqa: PLC0415 - see above
+    from kvstack.llama.command.argv import child_environment, server_argv  # noqa: PLC0415 - see above
     from kvstack.process.facts import (  # noqa: PLC0415 - see above
         LastLog,
         kernel_lines,
@@ -174,7 +174,7 @@ def _running(name: str) -> tuple[RunFile | None, Mapping[str, Any] | None]:
 
 
 def _with_log(facts: Facts, log: LastLog) -> Facts:
-    from kvstack.llama.log import LogReader  # noqa: PLC0415 - see above
+    from kvstack.llama.log.reader import LogReader  # noqa: PLC0415 - see above
 
     reader = LogReader()
     batches = reader.feed(log.data), reader.close()

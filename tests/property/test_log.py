@@ -8,9 +8,9 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstack.llama.lines import LineSplitter
-from kvstack.llama.log import LogReader
-from kvstack.llama.logtable import BARE, LOADING, SERVER, SLOT
+from kvstack.llama.log.lines import LineSplitter
+from kvstack.llama.log.reader import LogReader
+from kvstack.llama.log.table import BARE, LOADING, SERVER, SLOT
 
 NUMBERS = st.sampled_from(["0", "-1", "2404", "0.915", "1.0", "-nan", "nan", "inf", "1e400", "9" * 30, "-nan(ind)"])
 

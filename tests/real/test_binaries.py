@@ -19,9 +19,9 @@ from kvstack.config.parse import Config, parse_config
 from kvstack.doctor import Facts, Severity, diagnose
 from kvstack.doctor.facts import ServerProps, props_of
 from kvstack.errors import StartFailed
-from kvstack.llama.capabilities import Capabilities, parse_capabilities
-from kvstack.llama.command import child_environment, server_argv
-from kvstack.llama.log import LogReader
+from kvstack.llama.command.argv import child_environment, server_argv
+from kvstack.llama.command.capabilities import Capabilities, parse_capabilities
+from kvstack.llama.log.reader import LogReader
 from kvstack.process.facts import look_at_model
 from kvstack.process.probe import probe
 from kvstack.state import log_facts

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from kvstack.llama.gguf import read_header
-from kvstack.llama.memory import shape_of
+from kvstack.llama.model.gguf import read_header
+from kvstack.llama.model.memory import shape_of
 from kvstack.llama.snapshots import snapshot_bytes
 from tests.real.openclaw import OpenClaw
 from tests.real.prefix_files import WORDS, files, first_turn, snapshot_dir, wait_until_proved

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.llama.capabilities import Capabilities, Device, parse_capabilities, parse_devices, spelling
+from kvstack.llama.command.capabilities import Capabilities, Device, parse_capabilities, parse_devices, spelling
 
 HELP = Path(__file__).parents[1] / "golden" / "help"
 

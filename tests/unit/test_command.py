@@ -10,10 +10,10 @@ import pytest
 
 from kvstack.config.parse import Config, parse_config
 from kvstack.errors import ConfigError, ExitCode, StartFailed
-from kvstack.llama import extra_args
-from kvstack.llama.capabilities import Capabilities, parse_capabilities
-from kvstack.llama.command import Command, child_environment, display_environment, server_argv
-from kvstack.llama.extra_args import effective_arguments, masked
+from kvstack.llama.command import reserved_flags
+from kvstack.llama.command.argv import Command, child_environment, display_environment, server_argv
+from kvstack.llama.command.capabilities import Capabilities, parse_capabilities
+from kvstack.llama.command.reserved_flags import effective_arguments, masked
 
 HELP = Path(__file__).parents[1] / "golden" / "help"
 VULKAN = "Available devices:\n  Vulkan0: Radeon 8060S (RADV STRIX_HALO) (131584 MiB, 129920 MiB free)\n"
@@ -480,7 +480,7 @@ def spellings_of_guarded_options(build: str) -> list[str]:
     """Every spelling, as far as the build's help text knows, of every option that is never to be given by hand."""
     capabilities = capabilities_of(build)
     names: set[str] = set()
-    for guard in extra_args._GUARDS:
+    for guard in reserved_flags._GUARDS:
         if guard.when == "always":
             for name in guard.names:
                 option = capabilities.option(name)

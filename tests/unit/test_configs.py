@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvstack.config.parse import Config, parse_config
-from kvstack.llama.capabilities import parse_capabilities
-from kvstack.llama.command import server_argv
+from kvstack.llama.command.argv import server_argv
+from kvstack.llama.command.capabilities import parse_capabilities
 from kvstack.plan import load_rules
 from kvstack.prompt.rules import apply_rules
 

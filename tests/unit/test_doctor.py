@@ -11,10 +11,10 @@ import pytest
 from kvstack.config.parse import Config, parse_config
 from kvstack.doctor import Facts, Finding, Severity, diagnose
 from kvstack.doctor.facts import Machine, ModelFile, props_of
-from kvstack.llama.capabilities import Capabilities, parse_capabilities
-from kvstack.llama.command import server_argv
-from kvstack.llama.log import LogReader
-from kvstack.llama.memory import GIB, MIB, Kind, ModelShape
+from kvstack.llama.command.argv import server_argv
+from kvstack.llama.command.capabilities import Capabilities, parse_capabilities
+from kvstack.llama.log.reader import LogReader
+from kvstack.llama.model.memory import GIB, MIB, Kind, ModelShape
 
 HELP = Path(__file__).parents[1] / "golden" / "help"
 BUILDS = pytest.mark.parametrize("build", ["b10068", "b11434"])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvstack.llama.memory import Kind
+from kvstack.llama.model.memory import Kind
 from kvstack.process.facts import (
     LastLog,
     last_run,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstack.llama import gguf as gguf_module
-from kvstack.llama.gguf import GgufArray, GgufError, read_header
-from kvstack.llama.memory import Kind, MemorySum, shape_of
+from kvstack.llama.model import gguf as gguf_module
+from kvstack.llama.model.gguf import GgufArray, GgufError, read_header
+from kvstack.llama.model.memory import Kind, MemorySum, shape_of
 from kvstack.process.facts import look_at_model
 
 MODELS = Path(__file__).parents[1] / "models"

@@ -12,7 +12,7 @@ import pytest
 
 from kvstack.config.parse import parse_config
 from kvstack.doctor import Facts
-from kvstack.llama.capabilities import parse_capabilities
+from kvstack.llama.command.capabilities import parse_capabilities
 from kvstack.plan import _place_snapshots, make_plan
 from kvstack.process.facts import look_at_model
 from kvstack.prompt.warmup import WarmupRequest

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.llama.capabilities import parse_capabilities
-from kvstack.llama.memory import MIB, Kind, ModelShape
+from kvstack.llama.command.capabilities import parse_capabilities
+from kvstack.llama.model.memory import MIB, Kind, ModelShape
 from kvstack.llama.snapshots import (
     FileStamp,
     Identity,

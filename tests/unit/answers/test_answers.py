@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.llama.answers import AnswerTap
+from kvstack.llama.response import AnswerTap
 from kvstack.state.events import AnswerSeen
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "answers"

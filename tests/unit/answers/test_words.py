@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kvstack.llama.answers import AnswerTap
+from kvstack.llama.response import AnswerTap
 from kvstack.prompt.answering import Answer
 from kvstack.prompt.dialects import Api, read_document
 from kvstack.prompt.saying import compare, said_after, say

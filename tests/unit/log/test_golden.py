@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.llama.log import LogReader
+from kvstack.llama.log.reader import LogReader
 from kvstack.state import log_facts as facts
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "log"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstack.llama.lines import LINE_BYTES_KEPT, LineSplitter, clean_line, split_glued
+from kvstack.llama.log.lines import LINE_BYTES_KEPT, LineSplitter, clean_line, split_glued
 
 
 def lines(*chunks: bytes) -> list[str]:

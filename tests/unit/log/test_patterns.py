@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvstack.llama.log import LogReader
-from kvstack.llama.logtable import BARE, LOADING, SERVER, SLOT, TIMING, Pattern
+from kvstack.llama.log.reader import LogReader
+from kvstack.llama.log.table import BARE, LOADING, SERVER, SLOT, TIMING, Pattern
 from kvstack.state import log_facts as facts
 
 MIB = 1048576

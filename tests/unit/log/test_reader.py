@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvstack.llama.log import LogReader
+from kvstack.llama.log.reader import LogReader
 from kvstack.state import log_facts as facts
 
 LAUNCH = "slot launch_slot_: id  3 | task 42 | processing task, is_child = 0"

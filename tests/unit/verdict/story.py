@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvstack.llama.log import LogReader
+from kvstack.llama.log.reader import LogReader
 from kvstack.state.events import (
     AnswerSeen,
     Event,

@@ -6,7 +6,7 @@ The list is complete for b10068 and b11434: it was compared with the texts in th
 
 from __future__ import annotations
 
-from kvstack.llama.logpattern import Pattern, pattern
+from kvstack.llama.log.pattern import Pattern, pattern
 
 __all__ = ["SILENT"]
 

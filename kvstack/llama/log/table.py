@@ -9,13 +9,13 @@ with every refactoring.  Numbers may be `nan`, `-nan(ind)` or `inf` (a full hit 
 
 from __future__ import annotations
 
-from kvstack.llama.logcache import CHECKPOINTS
-from kvstack.llama.logpattern import Pattern
-from kvstack.llama.logram import RAM_CACHE
-from kvstack.llama.logserver import BARE, LOADING, SLOTS
-from kvstack.llama.logserver import SERVER as WHOLE_SERVER
-from kvstack.llama.logsilent import SILENT
-from kvstack.llama.logtasks import TASKS, TIMING
+from kvstack.llama.log.checkpoints import CHECKPOINTS
+from kvstack.llama.log.ignored import SILENT
+from kvstack.llama.log.pattern import Pattern
+from kvstack.llama.log.ram_cache import RAM_CACHE
+from kvstack.llama.log.server import BARE, LOADING, SLOTS
+from kvstack.llama.log.server import SERVER as WHOLE_SERVER
+from kvstack.llama.log.tasks import TASKS, TIMING
 
 __all__ = ["BARE", "LOADING", "SERVER", "SLOT", "TIMING", "Pattern"]
 

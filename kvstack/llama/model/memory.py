@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvstack.llama.gguf import GgufArray, GgufHeader
+from kvstack.llama.model.gguf import GgufArray, GgufHeader
 
 __all__ = ["CACHE_TYPE_BYTES", "GIB", "MIB", "Kind", "MemorySum", "ModelShape", "cache_ram_limit_bytes", "shape_of"]
 

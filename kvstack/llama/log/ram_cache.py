@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 
-from kvstack.llama.logcache import restore_failed
-from kvstack.llama.logpattern import Pattern, mib, pattern, ratio
+from kvstack.llama.log.checkpoints import restore_failed
+from kvstack.llama.log.pattern import Pattern, mib, pattern, ratio
 from kvstack.state import log_facts as facts
 
 __all__ = ["RAM_CACHE"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from kvstack.llama.logpattern import Make, Pattern, mib, pattern
+from kvstack.llama.log.pattern import Make, Pattern, mib, pattern
 from kvstack.state import log_facts as facts
 
 __all__ = ["CHECKPOINTS", "restore_failed"]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from kvstack.llama.logpattern import Pattern, mib, pattern
+from kvstack.llama.log.pattern import Pattern, mib, pattern
 from kvstack.state import log_facts as facts
 
 __all__ = ["BARE", "LOADING", "SERVER", "SLOTS"]

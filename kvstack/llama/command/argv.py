@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from kvstack.config.parse import Config, Server
 from kvstack.errors import ConfigError, StartFailed
-from kvstack.llama.capabilities import Capabilities
-from kvstack.llama.extra_args import MASK, effective_arguments, judge_env, judge_extra_args, masked
+from kvstack.llama.command.capabilities import Capabilities
+from kvstack.llama.command.reserved_flags import MASK, effective_arguments, judge_env, judge_extra_args, masked
 
 __all__ = ["Command", "child_environment", "display_environment", "judge_arguments", "server_argv"]
 

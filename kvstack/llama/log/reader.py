@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvstack.llama.lines import LineSplitter, clean_line, split_glued
-from kvstack.llama.logpattern import Pattern, index
-from kvstack.llama.logtable import BARE, LOADING, SERVER, SLOT, TIMING
+from kvstack.llama.log.lines import LineSplitter, clean_line, split_glued
+from kvstack.llama.log.pattern import Pattern, index
+from kvstack.llama.log.table import BARE, LOADING, SERVER, SLOT, TIMING
 from kvstack.state.log_facts import LogFact, UnknownRecord
 
 __all__ = ["LogBatch", "LogReader"]

@@ -16,7 +16,7 @@ from typing import Literal
 
 from kvstack.config.parse import Server
 from kvstack.errors import Problem
-from kvstack.llama.capabilities import Capabilities, spelling
+from kvstack.llama.command.capabilities import Capabilities, spelling
 
 __all__ = ["MASK", "SECRET_FLAGS", "effective_arguments", "judge_env", "judge_extra_args", "masked"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from kvstack.llama.logpattern import Make, Pattern, amount, pattern, ratio
+from kvstack.llama.log.pattern import Make, Pattern, amount, pattern, ratio
 from kvstack.state import log_facts as facts
 
 __all__ = ["TASKS", "TIMING"]
