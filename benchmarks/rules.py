@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.rules import RuleSet, apply_rules, compile_rules, parse_pack
+from kvstack.prompt._rules_api import RuleSet, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.memory.store import ConversationMemory
 
 WORDS = "amber birch cloud delta ember frost grove heath iris jade kayak lemon maple north olive".split()  # noqa: SIM905
 NEWEST = "go on 000000"

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kvstack.bus import Bus
-from kvstack.prompt.dialects import Api, api_of
-from kvstack.prompt.warmup import head_digest
+from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.warmup_request import head_digest
 from kvstack.state.events import WarmupStepped
 from kvstack.state.lifecycle import State
 

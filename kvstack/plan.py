@@ -21,10 +21,10 @@ from kvstack.prefixes import WarmupContext
 from kvstack.process.facts import look_at_machine, look_at_model
 from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
-from kvstack.prompt.dialects import Api, api_of
-from kvstack.prompt.pattern import PatternError, compile_pattern
-from kvstack.prompt.rules import RuleSet, RuleSettings, compile_rules, parse_pack
-from kvstack.prompt.warmup import WarmupRequest, from_recording, from_system_prompt, shares_nothing
+from kvstack.prompt._rules_api import RuleSet, RuleSettings, compile_rules, parse_pack
+from kvstack.prompt.pattern.pattern import PatternError, compile_pattern
+from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.warmup_request import WarmupRequest, from_recording, from_system_prompt, shares_nothing
 from kvstack.rundir import cache_dir
 from kvstack.snapshotfiles import make_directory
 

@@ -15,7 +15,7 @@ from typing import Any
 from kvstack.doctor.facts import Facts
 from kvstack.llama.snapshots import FileStamp, Identity, arguments_that_matter
 from kvstack.process.models import model_parts
-from kvstack.prompt.warmup import Token, WarmupRequest, before_boundary, boundary, shared_tokens, with_user_text
+from kvstack.prompt.warmup_request import Token, WarmupRequest, before_boundary, boundary, shared_tokens, with_user_text
 from kvstack.snapshotfiles import stamp
 from kvstack.upstream import Props, Upstream
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from kvstack.bus import Bus
 from kvstack.llama.snapshots import holds
 from kvstack.prefixes import Prefix, begins_with
-from kvstack.prompt.dialects import Api, api_of
-from kvstack.prompt.warmup import WarmupRequest
+from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.warmup_request import WarmupRequest
 from kvstack.snapshotting import PrefixSnapshots
 from kvstack.state.events import AnswerSeen, Event, Notice, RequestEnded, WarmupJudged
 from kvstack.upstream import Upstream, UpstreamError

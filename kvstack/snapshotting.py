@@ -22,8 +22,8 @@ from typing import Any, Literal, Protocol
 from kvstack.llama.model.memory import MIB
 from kvstack.llama.snapshots import FileStamp, SnapshotNote, conversation_bytes, snapshot_bytes
 from kvstack.prefixes import NoSnapshot, Prefix, WarmupContext, find_prefix, server_files
-from kvstack.prompt.dialects import Api, api_of
-from kvstack.prompt.warmup import WarmupRequest, head_digest
+from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.warmup_request import WarmupRequest, head_digest
 from kvstack.snapshotfiles import DamagedSnapshot, SnapshotFiles
 from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Props, Upstream

@@ -27,9 +27,9 @@ from kvstack.ports import take_port
 from kvstack.process.identity import ProcessIdentity, identify, sweep
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
 from kvstack.process.watch import IDLE, slots_mark
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.inspecting import RuleLine, list_rules
-from kvstack.prompt.rules import Stripped, apply_rules
+from kvstack.prompt._rules_api import Stripped, apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.report.listing import RuleLine, list_rules
 from kvstack.proving import Prover
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward

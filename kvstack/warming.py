@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from kvstack.llama.response import AnswerTap
 from kvstack.prefixes import NoSnapshot
-from kvstack.prompt.dialects import Api, api_of
-from kvstack.prompt.rules import Stripped
-from kvstack.prompt.warmup import WarmupRequest, with_user_text
+from kvstack.prompt._rules_api import Stripped
+from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.warmup_request import WarmupRequest, with_user_text
 from kvstack.snapshotting import PrefixSnapshots
 from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Upstream, UpstreamError

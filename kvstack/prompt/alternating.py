@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstack.prompt.divergence import Cause, Divergence
+from kvstack.prompt.diff.difference import Cause, Divergence
 
 __all__ = ["Habit", "habits"]
 

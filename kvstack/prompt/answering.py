@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from kvstack.prompt.rawjson.scan import Number
 from kvstack.prompt.saying import MAX_SAID_BYTES, NOTHING, Likeness, Said, compare
-from kvstack.prompt.splice import Number
 
 __all__ = ["Answer", "distinct", "likeness", "limit_tokens"]
 

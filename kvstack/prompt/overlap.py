@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstack.prompt.splice import Array
+from kvstack.prompt.rawjson.scan import Array
 
 __all__ = ["NOTHING_KNOWN", "Overlap", "OverlapFinder"]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
-from kvstack.prompt.dialects import Api, Document
-from kvstack.prompt.ruleset import Client, RuleSet
-from kvstack.prompt.splice import Edit
+from kvstack.prompt.rawjson.scan import Edit
+from kvstack.prompt.request.document import Api, Document
+from kvstack.prompt.rules.ruleset import Client, RuleSet
 
 __all__ = ["NO_MARK", "Former", "Hit", "Local", "Mark", "RecentRequests", "link_up"]
 

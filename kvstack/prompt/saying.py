@@ -17,8 +17,8 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Literal
 
-from kvstack.prompt.items import Item
-from kvstack.prompt.splice import Number
+from kvstack.prompt.rawjson.scan import Number
+from kvstack.prompt.request.message import Item
 
 __all__ = ["MAX_SAID_BYTES", "NOTHING", "Call", "Likeness", "Said", "compare", "said_after", "say"]
 

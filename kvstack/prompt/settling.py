@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from kvstack.prompt.dialects import Document, Item, spell_path
-from kvstack.prompt.digest import digest_item
-from kvstack.prompt.editing import Op, body_edits, changed_text, settle
-from kvstack.prompt.findings import Findings
+from kvstack.prompt.memory.fingerprint import digest_item
+from kvstack.prompt.rawjson.scan import Edit
 from kvstack.prompt.recurring import NO_MARK, Hit, Local, Mark
-from kvstack.prompt.splice import Edit
+from kvstack.prompt.request.document import Document, Item, spell_path
+from kvstack.prompt.rules.edits import Op, body_edits, changed_text, settle
+from kvstack.prompt.rules.matches import Findings
 
 __all__ = ["FoundSoFar", "found_so_far", "mark_of", "number_keys", "settle_item"]
 

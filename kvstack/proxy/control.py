@@ -36,7 +36,7 @@ from starlette.routing import Route
 
 from kvstack.bus import Subscription
 from kvstack.errors import KvstackError
-from kvstack.prompt.inspecting import RuleLine
+from kvstack.prompt.report.listing import RuleLine
 from kvstack.proxy.capture import Captures, CaptureStream
 from kvstack.proxy.history import History
 from kvstack.proxy.metrics import CONTENT_TYPE, Metrics

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
+from kvstack.prompt._rules_api import Stripped
 from kvstack.prompt.answering import Answer
-from kvstack.prompt.dialects import api_of
-from kvstack.prompt.former import Compared
-from kvstack.prompt.rules import Stripped
+from kvstack.prompt.diff.previous import Compared
+from kvstack.prompt.request.document import api_of
 from kvstack.proxy.body import BodyError, ClientGone, cancel_when_gone, decode_body, read_body
 from kvstack.proxy.capture import Captures
 from kvstack.proxy.dialect_errors import error_body

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvstack.prompt.divergence import Divergence
-from kvstack.prompt.former import Compared, FormerRequests
-from kvstack.prompt.inspecting import Shown, show_edits
-from kvstack.prompt.rules import Stripped
+from kvstack.prompt._rules_api import Stripped
+from kvstack.prompt.diff.difference import Divergence
+from kvstack.prompt.diff.previous import Compared, FormerRequests
+from kvstack.prompt.report.listing import Shown, show_edits
 
 __all__ = ["History", "KeptBody"]
 

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 from starlette.types import Scope
 
-from kvstack.prompt.dialects import api_of, read_document
-from kvstack.prompt.splice import NotJson
+from kvstack.prompt.rawjson.scan import NotJson
+from kvstack.prompt.request.document import api_of, read_document
 from kvstack.state.events import RequestReceived
 
 __all__ = ["MAX_BODY_BYTES", "Recorded", "describing_headers", "describing_query", "record", "to_line"]

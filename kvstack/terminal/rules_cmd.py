@@ -18,8 +18,8 @@ from kvstack.terminal.app import JsonOption, app
 from kvstack.terminal.figures import one_line, plural
 
 if TYPE_CHECKING:
-    from kvstack.prompt.recorded import Recorded
-    from kvstack.prompt.rules import RuleSet
+    from kvstack.prompt._rules_api import RuleSet
+    from kvstack.prompt.recording import Recorded
     from kvstack.rundir import RunFile
 
 __all__ = ["list_rules", "try_rules"]
@@ -71,9 +71,9 @@ def list_rules(
                 "clients_without_rules": clients,
             }
             return output.Result(data, _list_text(told, clients, f" in the running stack {run.name!r}{note}"))
-        from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
+        from kvstack.prompt.report import listing  # noqa: PLC0415 - only when the verb runs
 
-        lines = [asdict(line) | {"hits": None} for line in inspecting.list_rules(_rules(stack))]
+        lines = [asdict(line) | {"hits": None} for line in listing.list_rules(_rules(stack))]
         where = " by default; no stack runs" if stack is None else f" in {one_line(stack)}"
         clients = _clients_without_rules(lines)
         data = {
@@ -115,7 +115,7 @@ def try_rules(
     """
 
     def action() -> output.Result:
-        from kvstack.prompt.trial import try_requests, unmatched_rules  # noqa: PLC0415 - only when the verb runs
+        from kvstack.prompt.report.replay import try_requests, unmatched_rules  # noqa: PLC0415 - only when the verb runs
         from kvstack.terminal import rules_trial  # noqa: PLC0415
 
         rules = _rules(config)
@@ -162,11 +162,11 @@ def _compare(told: Sequence[Mapping[str, Any]], run: RunFile) -> tuple[list[str]
 
     None if the file cannot be used any more, or the stack does not tell enough.
     """
-    from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
+    from kvstack.prompt.report import listing  # noqa: PLC0415 - only when the verb runs
 
     file = one_line(run.config_path)
     try:
-        written = {line.name: line.digest for line in inspecting.list_rules(_rules(run.config_path))}
+        written = {line.name: line.digest for line in listing.list_rules(_rules(run.config_path))}
     except KvstackError as error:
         return None, f", which has read {file} before: that cannot be used now ({one_line(error.what)})"
     if any("digest" not in line for line in told):
@@ -190,7 +190,7 @@ def _rules(config: str | None) -> RuleSet:
         return load_rules(*load_config(config, None))
     from importlib import resources  # noqa: PLC0415
 
-    from kvstack.prompt.rules import compile_rules, parse_pack  # noqa: PLC0415
+    from kvstack.prompt._rules_api import compile_rules, parse_pack  # noqa: PLC0415
 
     packs = sorted(
         (item for item in resources.files("kvstack.packs").iterdir() if item.name.endswith(".toml")),
@@ -220,9 +220,9 @@ def _chat_template(config: str | None) -> str | None:
 
 def _clients_without_rules(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """The known clients that none of the listed rules is for."""
-    from kvstack.prompt import inspecting  # noqa: PLC0415 - only when the verb runs
+    from kvstack.prompt.report import listing  # noqa: PLC0415 - only when the verb runs
 
-    return inspecting.clients_without_rules({str(line.get("client")) for line in lines}, _rules(None))
+    return listing.clients_without_rules({str(line.get("client")) for line in lines}, _rules(None))
 
 
 def _list_text(lines: Sequence[Mapping[str, Any]], clients: Sequence[str], where: str) -> str:
@@ -261,7 +261,7 @@ def _read_requests(file: Path) -> list[Recorded]:
         raise UsageError(f"{file} cannot be read", error.strerror or str(error), "Give a captured request.") from None
     except UnicodeDecodeError:
         raise UsageError(f"{file} is not UTF-8 text", "", "Give one JSON body, or JSON Lines.") from None
-    from kvstack.prompt.recorded import RecordingError, read_recording  # noqa: PLC0415 - only when the verb runs
+    from kvstack.prompt.recording import RecordingError, read_recording  # noqa: PLC0415 - only when the verb runs
 
     try:
         found = read_recording(text)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kvstack.prompt.divergence import Divergence
-from kvstack.prompt.inspecting import Shown
-from kvstack.prompt.stripping import UNSPLIT
-from kvstack.prompt.trial import Compared, Prefix, Tried, Unmatched
+from kvstack.prompt.diff.difference import Divergence
+from kvstack.prompt.engine import UNSPLIT
+from kvstack.prompt.report.listing import Shown
+from kvstack.prompt.report.replay import Compared, Prefix, Tried, Unmatched
 from kvstack.terminal.figures import one_line, plural
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Literal
 
 from kvstack.bus import Bus, Subscription
 from kvstack.errors import NotReady
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.inspecting import RuleLine, list_rules
-from kvstack.prompt.rules import RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
+from kvstack.prompt._rules_api import RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.report.listing import RuleLine, list_rules
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward, Strip
 from kvstack.proxy.history import History

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 
 from benchmarks.replay import captured
-from kvstack.prompt.rules import Stripped
-from kvstack.prompt.warmup import WarmupRequest, from_recording
+from kvstack.prompt._rules_api import Stripped
+from kvstack.prompt.warmup_request import WarmupRequest, from_recording
 from kvstack.state.events import RequestReceived
 from tests.golden.rules.corpus import load
 from tests.integration.proxy_rig import BODY, CHAT, answer, chunks, exchange, http, openclaw_strip, proxy

@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstack.prompt.rules import Stripped
+from kvstack.prompt._rules_api import Stripped
 from kvstack.state.events import (
     AnswerSeen,
     LogFactSeen,

@@ -13,7 +13,7 @@ import pytest
 from kvstack import gate as gate_module
 from kvstack.bus import Bus
 from kvstack.gate import Gate
-from kvstack.prompt.warmup import head_digest
+from kvstack.prompt.warmup_request import head_digest
 from kvstack.state.events import RequestEnded, RequestForwarded, RequestReceived, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import Snapshot

@@ -19,7 +19,7 @@ from kvstack.config.parse import parse_config
 from kvstack.gate import Gate
 from kvstack.plan import make_plan
 from kvstack.prefixes import NoSnapshot, Prefix
-from kvstack.prompt.warmup import WarmupRequest
+from kvstack.prompt.warmup_request import WarmupRequest
 from kvstack.proving import Prover
 from kvstack.snapshotfiles import SnapshotFiles
 from kvstack.snapshotting import PrefixSnapshots

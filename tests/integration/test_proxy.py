@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from kvstack.prompt.rules import Stripped
+from kvstack.prompt._rules_api import Stripped
 from kvstack.state.events import AnswerSeen, FirstByteSent, Notice, RequestEnded, RequestReceived
 from tests.integration.proxy_rig import (
     BODY,

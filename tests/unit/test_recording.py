@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstack.prompt.rules import parse_pack
+from kvstack.prompt._rules_api import parse_pack
 from kvstack.proxy.recording import describing_headers, describing_query, record, to_line
 from kvstack.state.events import RequestReceived
 

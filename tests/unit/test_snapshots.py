@@ -20,7 +20,7 @@ from kvstack.llama.snapshots import (
     holds,
     snapshot_bytes,
 )
-from kvstack.prompt.warmup import Token, before_boundary, boundary, shared_tokens
+from kvstack.prompt.warmup_request import Token, before_boundary, boundary, shared_tokens
 
 HELP = Path(__file__).parents[1] / "golden" / "help"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstack.errors import Problem
-from kvstack.prompt.warmup import (
+from kvstack.prompt.warmup_request import (
     WarmupRequest,
     from_recording,
     from_system_prompt,

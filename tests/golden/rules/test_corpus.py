@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.dialects import Api, api_of, read_document
-from kvstack.prompt.divergence import Cause, diverge
-from kvstack.prompt.items import Item
-from kvstack.prompt.rendering import CommonPrefix, common_prefix, render
-from kvstack.prompt.rules import RuleSet, Stripped, apply_rules, compile_rules, parse_pack
+from kvstack.prompt._rules_api import RuleSet, Stripped, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.diff.difference import Cause, diverge
+from kvstack.prompt.diff.segments import CommonPrefix, common_prefix, render
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.request.document import Api, api_of, read_document
+from kvstack.prompt.request.message import Item
 from kvstack.prompt.saying import Said, said_after, say
 from tests.golden.rules.corpus import FOLDER, Request, load, names
 

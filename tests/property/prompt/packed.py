@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from kvstack.prompt.rules import RuleSet, RuleSettings, compile_rules, parse_pack
+from kvstack.prompt._rules_api import RuleSet, RuleSettings, compile_rules, parse_pack
 
 
 @cache

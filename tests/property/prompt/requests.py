@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.rules import RuleSet, Stripped, apply_rules
+from kvstack.prompt._rules_api import RuleSet, Stripped, apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
 
 Body = dict[str, Any]
 

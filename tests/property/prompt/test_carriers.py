@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.rendering import common_prefix, render
-from kvstack.prompt.rules import apply_rules
+from kvstack.prompt._rules_api import apply_rules
+from kvstack.prompt.diff.segments import common_prefix, render
+from kvstack.prompt.memory.store import ConversationMemory
 from tests.property.prompt.packed import RULES
 
 BEGIN, END = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"

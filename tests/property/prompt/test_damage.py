@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.divergence import diverge
-from kvstack.prompt.inspecting import show_edits
-from kvstack.prompt.rules import apply_rules
+from kvstack.prompt._rules_api import apply_rules
+from kvstack.prompt.diff.difference import diverge
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.report.listing import show_edits
 from tests.golden.rules.corpus import load, names
 from tests.property.prompt.packed import RULES, compiled
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstack.prompt.offsets import raw_offsets
+from kvstack.prompt.rawjson.offsets import raw_offsets
 
 # What is hard to spell: runs of backslashes, quotes, line ends, letters that look like escapes, pairs and their halves.
 PIECES = st.sampled_from(

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.dialects import Api, Document, read_document
+from kvstack.prompt._rules_api import apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rawjson.scan import read_value
 from kvstack.prompt.recurring import RecentRequests
-from kvstack.prompt.rules import apply_rules
-from kvstack.prompt.splice import read_value
+from kvstack.prompt.request.document import Api, Document, read_document
 from tests.property.prompt.packed import RULES
 from tests.property.prompt.requests import CHATML, PATHS, Client, Turn, conversations, requests
 

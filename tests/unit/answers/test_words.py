@@ -9,7 +9,7 @@ import pytest
 
 from kvstack.llama.response import AnswerTap
 from kvstack.prompt.answering import Answer
-from kvstack.prompt.dialects import Api, read_document
+from kvstack.prompt.request.document import Api, read_document
 from kvstack.prompt.saying import compare, said_after, say
 from kvstack.proxy.hearing import Hearing
 from tests.unit.answers.test_answers import BUILDS, GOLDEN, JSON, SSE, TOKENS, content_type, sse

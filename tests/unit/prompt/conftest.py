@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from kvstack.prompt.rules import Pack, RuleSet, RuleSettings, compile_rules, parse_pack
+from kvstack.prompt._rules_api import Pack, RuleSet, RuleSettings, compile_rules, parse_pack
 
 
 @pytest.fixture(scope="session")

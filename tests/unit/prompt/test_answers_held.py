@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from kvstack.prompt._rules_api import RuleSet, Stripped, apply_rules
 from kvstack.prompt.answering import Answer
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.rules import RuleSet, Stripped, apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.saying import Call, say
 
 Message = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.rules import RuleSet, apply_rules
+from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
 
 Message = dict[str, Any]
 STRICT = "{{ raise_exception('Conversation roles must alternate') }}"

@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.remembered import Chain, Remembered
-from kvstack.prompt.rules import RuleSet, RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
+from kvstack.prompt._rules_api import RuleSet, RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.memory.state import Chain, Remembered
+from kvstack.prompt.memory.store import ConversationMemory
 
 CHAT = "/v1/chat/completions"
 Body = dict[str, Any]

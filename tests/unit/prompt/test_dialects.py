@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.dialects import Api, api_of, read_document
-from kvstack.prompt.roles import turn_markers
-from kvstack.prompt.rules import RuleSet, apply_rules
+from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.request.chat_template import turn_markers
+from kvstack.prompt.request.document import Api, api_of, read_document
 
 STAMP = "[Wed 2026-02-18 20:48 UTC] "
 

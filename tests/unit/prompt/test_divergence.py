@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvstack.prompt.alternating import habits
-from kvstack.prompt.divergence import Cause, Divergence, diverge
-from kvstack.prompt.rendering import common_prefix, render
+from kvstack.prompt.diff.difference import Cause, Divergence, diverge
+from kvstack.prompt.diff.segments import common_prefix, render
 
 CHAT = "/v1/chat/completions"
 

@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from kvstack.prompt.divergence import Cause, Divergence
-from kvstack.prompt.former import FormerRequests
+from kvstack.prompt.diff.difference import Cause, Divergence
+from kvstack.prompt.diff.previous import FormerRequests
 
 PATH = "/v1/chat/completions"
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.dialects import Api
-from kvstack.prompt.rules import RuleSet, Stripped, apply_rules
+from kvstack.prompt._rules_api import RuleSet, Stripped, apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.request.document import Api
 
 SYSTEM = (
     'You help.\n\n```json\n{{\n  "schema": "openclaw.inbound_meta.v1",\n{keys}  "channel": "web"\n}}\n```\n# More\n'

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.dialects import Api, read_document
+from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.overlap import Overlap
-from kvstack.prompt.rules import RuleSet, apply_rules
+from kvstack.prompt.request.document import Api, read_document
 
 CHAT = "/v1/chat/completions"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstack.prompt.pattern import PatternError, compile_pattern
+from kvstack.prompt.pattern.pattern import PatternError, compile_pattern
 
 
 @pytest.mark.parametrize(

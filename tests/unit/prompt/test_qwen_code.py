@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.rules import RuleSet, apply_rules
+from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
 
 Part = dict[str, Any]
 FIRST, OTHER = "Monday, November 30, 2026", "Tuesday, December 1, 2026"

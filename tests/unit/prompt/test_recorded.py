@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvstack.prompt.recorded import RecordingError, read_recording
+from kvstack.prompt.recording import RecordingError, read_recording
 
 STRANGE = (
     '{ "model":"m",\r\n\t"a":1,"a":2, "n": 12345678901234567890123, "x": 1.50e400, "messages": [ {"role":"user",\n'

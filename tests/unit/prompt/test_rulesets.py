@@ -13,10 +13,10 @@ import pytest
 
 from kvstack.config.rules import Action, RulePatch
 from kvstack.errors import ConfigError
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.inspecting import list_rules, show_edits
-from kvstack.prompt.rules import Pack, RuleSet, RuleSettings, apply_rules, compile_rules, parse_pack
-from kvstack.prompt.tokens import READERS
+from kvstack.prompt._rules_api import Pack, RuleSet, RuleSettings, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.pattern.tokens import READERS
+from kvstack.prompt.report.listing import list_rules, show_edits
 
 Ruled = Callable[..., RuleSet]
 CHAT = "/v1/chat/completions"

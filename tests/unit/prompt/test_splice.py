@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.dialects import Api, read_document
-from kvstack.prompt.offsets import raw_offsets
-from kvstack.prompt.rules import RuleSet, RuleSettings, apply_rules, compile_rules
-from kvstack.prompt.splice import MAX_ELEMENTS, Edit, NotJson, apply_edits, removal, walk_object
+from kvstack.prompt._rules_api import RuleSet, RuleSettings, apply_rules, compile_rules
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rawjson.offsets import raw_offsets
+from kvstack.prompt.rawjson.scan import MAX_ELEMENTS, Edit, NotJson, apply_edits, removal, walk_object
+from kvstack.prompt.request.document import Api, read_document
 
 
 def test_raw_offsets_walk_escapes() -> None:

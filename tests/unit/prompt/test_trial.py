@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.conversation import ConversationMemory
-from kvstack.prompt.divergence import Cause
-from kvstack.prompt.recorded import Recorded, read_recording
-from kvstack.prompt.rules import RuleSet, apply_rules
-from kvstack.prompt.tracing import Trace
-from kvstack.prompt.trial import Tried, try_requests, unmatched_rules
+from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.diff.difference import Cause
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.recording import Recorded, read_recording
+from kvstack.prompt.report.replay import Tried, try_requests, unmatched_rules
+from kvstack.prompt.rules.trace import Trace
 from tests.golden.rules.corpus import load, names
 
 CLOCK = RulePatch(name="mine.clock", where="system", pattern=("Current time: [[{date} {time}]]",), action="freeze")

@@ -1,0 +1,347 @@
+"""
+What the rules do to one request.
+
+The order is always the same: read the body, find the client, find every block at its position, ask the memory which
+conversation this continues, decide, cut.  A body that no rule touches comes back as the same object; one that cannot
+be read comes back untouched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import accumulate
+from operator import itemgetter
+
+from kvstack.prompt.answering import Answer, limit_tokens
+from kvstack.prompt.memory.fingerprint import digest_item
+from kvstack.prompt.memory.state import Chain, Remembered, Signs
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rawjson.scan import Edit, JsonPath, NotJson, apply_edits
+from kvstack.prompt.recurring import Former, Hit
+from kvstack.prompt.request.chat_template import must_alternate, turn_markers
+from kvstack.prompt.request.document import Api, Document, api_of, read_document, spell_path
+from kvstack.prompt.rules.client_detection import detect_client, side_label
+from kvstack.prompt.rules.edits import ByItem, Op, body_edits, changed_text, settle
+from kvstack.prompt.rules.matcher import find_all
+from kvstack.prompt.rules.matches import Findings
+from kvstack.prompt.rules.planner import Plan, Planner
+from kvstack.prompt.rules.ruleset import Client, Rule, RuleSet
+from kvstack.prompt.rules.trace import Trace
+from kvstack.prompt.rules.unchanged import Idle, find_idle
+from kvstack.prompt.saying import said_after
+from kvstack.prompt.settling import number_keys
+
+__all__ = ["CACHE_PROMPT", "UNSPLIT", "Hit", "Stripped", "apply_rules"]
+
+UNSPLIT = "raw-prompt"
+"""Counted like a rule: a raw prompt that is not split into turns, so that no rule can act in it."""
+
+CACHE_PROMPT = "cache-prompt"
+"""Counted like a rule: `cache_prompt` was false, and is sent as true."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripped:
+    """
+    A request after the rules.
+
+    Attributes:
+        body: The bytes to send; the very object that came in if nothing was changed.
+        hits: What the rules did.
+        api: The dialect, or None for a path that carries no prompt.
+        client: The client, if it was recognised.
+        conversation: An opaque name of the conversation that this continues or starts; None without a memory.
+        items: Number of messages or input items.
+        ts_removed: Timestamp prefixes removed.
+        msg_ids_removed: `message_id` keys removed.
+        items_modified: Number of items changed, dropped or inserted.
+        stream: The client wants a stream.
+        side: What kind of side request this is, if it is one.
+        warnings: What the user should know.
+        edits: The replacements in the decoded body, ascending.
+        idle: Rules that matched and had nothing to do, and why; only with a trace.
+        starts: It starts its conversation, and continues none that is remembered.
+        answer: Takes what becomes known of the answer, for the memory; who sends the body tells it.
+    """
+
+    body: bytes
+    hits: tuple[Hit, ...] = ()
+    api: Api | None = None
+    client: str | None = None
+    conversation: str | None = None
+    items: int = 0
+    ts_removed: int = 0
+    msg_ids_removed: int = 0
+    items_modified: int = 0
+    stream: bool = False
+    side: str | None = None
+    warnings: tuple[str, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    idle: tuple[Idle, ...] = ()
+    starts: bool = False
+    answer: Answer = field(default_factory=Answer, compare=False)
+
+
+def apply_rules(
+    body: bytes,
+    path: str,
+    rules: RuleSet,
+    memory: ConversationMemory | None = None,
+    headers: Sequence[tuple[str, str]] = (),
+    chat_template: str | None = None,
+    trace: Trace | None = None,
+) -> Stripped:
+    """
+    Apply the rules to one request.
+
+    Args:
+        body: The request body as the client sent it, without content encoding.
+        path: The request path; the query is ignored.
+        rules: The compiled rules.
+        memory: What earlier requests left; without it nothing is frozen, placed or appended again.
+        headers: The request's header pairs.
+        chat_template: The model's chat template: it tells how raw prompts split into turns, and whether roles must
+            alternate.
+        trace: Takes by what the request is known.  All of it is then read anew, and idle rules are looked for, which
+            takes longer.
+
+    Returns:
+        The body to send and what was done.  Bytes that are no JSON object come back untouched.
+    """
+    api = api_of(path)
+    if api is None:
+        return Stripped(body)
+    try:
+        text = body.decode("utf-8")
+        formers = memory.recent.of(rules, api) if memory is not None else []
+        markers = turn_markers(chat_template) if api is Api.COMPLETION else None
+        document = read_document(text, api, markers, [former.document for former in formers])
+        former = formers[document.overlap.former] if document.overlap.runs else None
+        return _Request(document, rules, memory, headers, must_alternate(chat_template), former, trace).strip(body)
+    except (UnicodeDecodeError, NotJson, RecursionError):
+        return Stripped(body, api=api)
+
+
+class _Request:
+    def __init__(
+        self,
+        document: Document,
+        rules: RuleSet,
+        memory: ConversationMemory | None,
+        headers: Sequence[tuple[str, str]],
+        merges: bool,
+        former: Former | None,
+        trace: Trace | None,
+    ) -> None:
+        self.document = document
+        self.merges = merges
+        self.rules = rules
+        self.memory = memory
+        self.headers = headers
+        self.client: Client = detect_client(document, rules, headers)
+        self.former = former
+        self.trace = trace
+        known, settles = (former, memory is not None) if trace is None else (None, False)
+        self.findings: Findings = find_all(document, self.client, known, settles=settles)
+        self.ops = settle(self.findings.ops)
+        number_keys(self.findings.ops, self.ops)
+        self.hits: list[Hit] = []
+        # Items that count: carriers and reasoning come and go, the rest is the conversation.
+        carriers = {carrier.index for carrier in self.findings.carriers}
+        self._indices = [
+            index
+            for index, item in enumerate(document.items)
+            if item.role != "reasoning" and not (carriers and index in carriers)
+        ]
+        self._counted = [document.items[index] for index in self._indices]
+
+    def strip(self, body: bytes) -> Stripped:
+        """
+        Do it all.
+        """
+        document, findings = self.document, self.findings
+        state, chain, live = self._recall()
+        remembers = self.memory is not None
+        planner = Planner(document, findings, self.ops, self.rules, self._indices, remembers, self.merges)
+        plan = planner.decide(state, live)
+        appends = planner.append_ops(plan)
+        self._count(plan, appends)
+        edits = body_edits(document, [*self.ops, *appends], plan.dropped, plan.inserted, self._by_item(plan))
+        edits += self._force_cache_prompt()
+        touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.live}
+        stamps = sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in self.ops)
+        ids = findings.message_ids
+        for index, local in findings.local.items():
+            if local.edits:
+                path = document.items[index].path
+                touched.add(path)
+                start, _ = document.locate(path)
+                edits += [Edit(start + first, start + last, new, by) for first, last, new, by in local.edits]
+                stamps += local.timestamps
+                ids += local.message_ids
+        edits.sort(key=itemgetter(0, 1))
+        answer = self._remember(chain, state, plan, live)
+        starts = self.memory is not None and not state.answers
+        idle: tuple[Idle, ...] = ()
+        if self.trace is not None:
+            items, hits = document.items, self.hits
+            idle = find_idle(findings, self.ops, state, plan, items, hits, remembers=remembers, starts=starts)
+        if not document.split:
+            self.hits.append(Hit(UNSPLIT, "", "untouched"))
+        return Stripped(
+            body=apply_edits(document.text, edits).encode("utf-8") if edits else body,
+            hits=tuple(self.hits),
+            api=document.api,
+            client=self.client.name or None,
+            conversation=state.conversation or None,
+            items=document.count,
+            ts_removed=stamps,
+            msg_ids_removed=ids,
+            items_modified=len(touched) + len(plan.dropped) + sum(map(len, plan.inserted.values())),
+            stream=document.top.get("stream") is True,
+            side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}, findings.heads),
+            warnings=self._warnings(),
+            edits=tuple(edits),
+            idle=idle,
+            starts=starts,
+            answer=answer,
+        )
+
+    def _by_item(self, plan: Plan) -> ByItem:
+        """
+        Tell which rules drop and insert which list elements.
+        """
+        wanted: dict[JsonPath, list[tuple[str, JsonPath]]] = {}
+        for rule, path, _ in plan.done:
+            wanted.setdefault(path, []).append((rule.name, path))
+        by = {path: tuple(causes) for path, causes in wanted.items()}
+        document = self.document
+        paths = {index: document.items[index + document.before_list].path for index in (*plan.dropped, *plan.inserted)}
+        dropped, inserted = (
+            {index: by.get(paths[index], ()) for index in indices} for indices in (plan.dropped, plan.inserted)
+        )
+        return dropped, inserted
+
+    def _force_cache_prompt(self) -> list[Edit]:
+        """
+        Some clients of the native route say or default `cache_prompt: false`, and then never reuse anything.
+        """
+        document = self.document
+        if not (self.rules.settings.force_cache_prompt and document.api is Api.COMPLETION):
+            return []
+        if document.top.get("cache_prompt") is not False:
+            return []
+        self.hits.append(Hit(CACHE_PROMPT, "cache_prompt", "constant"))
+        return [Edit(*document.locate(("cache_prompt",)), "true", ((CACHE_PROMPT, ("cache_prompt",)),))]
+
+    def _recall(self) -> tuple[Remembered, Chain, dict[str, str]]:
+        """
+        Find out which conversation this is.
+        """
+        live = {op.key: op.live for op in self.ops if op.key}
+        if self.memory is None:
+            return Remembered(""), Chain((), (), None), live
+        by_text: dict[int, list[Op]] = {}
+        for op in self.ops:
+            by_text.setdefault(id(op.text), []).append(op)
+        known = self.findings.digests
+        digests: list[bytes] = []
+        for index, item in zip(self._indices, self._counted, strict=True):
+            digest = known.get(index)
+            if digest is None:
+                texts = [
+                    changed_text(text, by_text[id(text)], bare=True) if id(text) in by_text else text.value
+                    for text in item.texts
+                ]
+                digest = digest_item(item, texts)
+            digests.append(digest)
+            if self.trace is not None:
+                self.trace.add(item, digest, [by_text.get(id(text), ()) for text in item.texts])
+        findings, seed = self.findings, self.document.api.value.encode()
+        links = (self.former or Former(self.document, self.client)).chain(digests, seed)
+        users = accumulate([item.role == "user" for item in self._counted])
+        answered = next((n for n, item in enumerate(self._counted) if item.role == "assistant"), None)
+        chain = Chain(tuple(links), tuple(users), answered)
+        self.memory.recent.keep(
+            Former(self.document, self.client, known, findings.local, findings.opening, digests, links), self.former
+        )
+        items = self.document.items
+        signs = Signs(
+            session=self._session(),
+            live=live,
+            carried=frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers),
+            same=next((carrier.same for carrier in self.findings.carriers if carrier.same), ""),
+            mark=findings.mark,
+            held=cache(lambda index: said_after(self._counted, index)),
+        )
+        if self.trace is not None:
+            self.trace.signs, self.trace.answered = signs, answered is not None
+        return self.memory.find(chain, signs), chain, live
+
+    def _session(self) -> str | None:
+        headers = {name.lower(): value for name, value in self.headers}
+        for name in self.client.session_headers:
+            if headers.get(name):
+                return headers[name]
+        for key in self.client.session_keys:
+            value = self.document.top.get(key)
+            if isinstance(value, str) and value:
+                return value
+        return None
+
+    def _hit(self, rule: Rule, path: JsonPath, n: int = 1) -> None:
+        self.hits.append(Hit(rule.name, spell_path(path), rule.spec.action, n))
+
+    def _count(self, plan: Plan, appends: Sequence[Op]) -> None:
+        for rule, path, n in (*plan.done, *self.findings.done):
+            self._hit(rule, path, n)
+        for _, local in sorted(self.findings.local.items(), key=itemgetter(0)):
+            self.hits += local.hits
+        for op in self.ops:
+            # A frozen value that has not changed is no deed of its rule.
+            if op.counted and op.new is not None and (not op.key or op.new != op.live):
+                self._hit(op.rule, op.text.path)
+        for op in appends:
+            self._hit(op.rule, op.text.path)
+
+    def _remember(self, chain: Chain, state: Remembered, plan: Plan, live: Mapping[str, str]) -> Answer:
+        if self.memory is None:
+            return Answer()
+        answer = self.memory.remember(
+            chain,
+            replace(
+                state,
+                frozen=plan.frozen,
+                announced=plan.announced,
+                appended=tuple(plan.appended),
+                placed=tuple(plan.placed),
+                live=dict(live),
+                users=chain.users[-1] if chain.users else 0,
+            ),
+        )
+        answer.limit_tokens = limit_tokens(self.document.top)
+        return answer
+
+    def _warnings(self) -> tuple[str, ...]:
+        found = []
+        for warning in self.client.warnings:
+            if getattr(self.rules.settings, warning.switch) is not True:
+                continue
+            if warning.tool not in self.document.tool_names:
+                continue
+            if self.memory is not None and warning.text in self.memory.warned:
+                continue
+            tools = self.document.top.get("tools")
+            for tool in tools if isinstance(tools, list) else ():
+                named = tool.get("function", tool) if isinstance(tool, dict) else {}
+                if isinstance(named, dict) and named.get("name") == warning.tool:
+                    spelled = json.dumps(named)
+                    if any(json.dumps(literal) in spelled for literal in warning.any_of):
+                        found.append(warning.text)
+                        if self.memory is not None:
+                            self.memory.warned.add(warning.text)
+                        break
+        return tuple(found)

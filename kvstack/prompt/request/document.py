@@ -1,0 +1,358 @@
+"""
+One table: where each API keeps the texts of a prompt.
+
+Everything above this module sees a request as a `Document`: items in prompt order, each with a role and its texts.
+A string and a list with one part of the same text are the same text; ids and `cache_control` are no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kvstack.prompt.overlap import NOTHING_KNOWN, Overlap, OverlapFinder
+from kvstack.prompt.rawjson.scan import (
+    Array,
+    JsonPath,
+    NotJson,
+    find_member,
+    skip_space,
+    walk_array,
+    walk_object,
+)
+from kvstack.prompt.request.chat_template import ROLES, Role, TurnMarkers, split_prompt
+from kvstack.prompt.request.message import TEXT_PARTS, Item, Text, read_texts
+from kvstack.prompt.request.tools import tool_names
+
+__all__ = [
+    "Api",
+    "Document",
+    "Item",
+    "Text",
+    "api_of",
+    "read_document",
+    "spell_path",
+]
+
+
+class Api(StrEnum):
+    """
+    A dialect that a client may speak.
+    """
+
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COMPLETION = "completion"
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """
+    Attributes:
+        items: The key that holds the list of items.
+        system: Top-level keys that hold system texts.
+        prompt: Keys that hold a raw prompt, first one present counts.
+    """
+
+    items: str | None
+    system: tuple[str, ...] = ()
+    prompt: tuple[str, ...] = ()
+
+
+_DIALECTS = {
+    Api.CHAT: _Dialect("messages"),
+    Api.RESPONSES: _Dialect("input", system=("instructions",)),
+    Api.MESSAGES: _Dialect("messages", system=("system",)),
+    Api.COMPLETION: _Dialect(None, prompt=("prompt", "content")),
+}
+
+# llama-server serves most routes with and without /v1; the side routes must see the same text as the main ones.
+_PATHS = {
+    "/chat/completions": Api.CHAT,
+    "/chat/completions/input_tokens": Api.CHAT,
+    "/apply-template": Api.CHAT,
+    "/responses": Api.RESPONSES,
+    "/responses/input_tokens": Api.RESPONSES,
+    "/messages": Api.MESSAGES,
+    "/messages/count_tokens": Api.MESSAGES,
+    "/completion": Api.COMPLETION,
+    "/completions": Api.COMPLETION,
+    "/tokenize": Api.COMPLETION,
+}
+
+# Conversations of one client have the same tools: the newest few requests tell.
+_TOOLS_COMPARED = 4
+
+_ITEM_ROLES: dict[str, Role] = {
+    "function_call": "assistant",
+    "custom_tool_call": "assistant",
+    "reasoning": "reasoning",
+    "function_call_output": "tool",
+    "custom_tool_call_output": "tool",
+}
+
+
+def api_of(path: str) -> Api | None:
+    """
+    Tell which dialect a request path speaks; None for everything that carries no prompt.
+
+    >>> api_of("/v1/messages?beta=true")
+    <Api.MESSAGES: 'messages'>
+    """
+    path = path.partition("?")[0].rstrip("/")
+    return _PATHS.get(path.removeprefix("/api").removeprefix("/v1"))
+
+
+def spell_path(path: Sequence[str | int]) -> str:
+    """
+    Spell a JSON path: `messages[0].content`.
+    """
+    out = ""
+    for step in path:
+        out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else step
+    return out
+
+
+@dataclass(slots=True)
+class Document:
+    """
+    A request body, read.
+
+    Attributes:
+        text: The body, decoded.
+        api: Its dialect.
+        items: System texts, messages, input items or turns, in prompt order.
+        top: Top-level values; the item list is in `items` only.
+        array: The item list; None if there is none.
+        count: Number of messages or input items.
+        split: False if a raw prompt could not be split into turns.
+        overlap: What it has in common with a former one.
+        tool_names: The names of its tools.
+    """
+
+    text: str
+    api: Api
+    items: list[Item]
+    top: dict[str, Any]
+    array: Array | None = None
+    count: int = 0
+    split: bool = True
+    overlap: Overlap = NOTHING_KNOWN
+    tool_names: frozenset[str] = frozenset()
+    _spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _places: dict[JsonPath, tuple[int, int]] = field(default_factory=dict)
+    _arrays: dict[JsonPath, Array] = field(default_factory=dict)
+
+    @property
+    def items_key(self) -> str | None:
+        """
+        The key of the item list.
+        """
+        return _DIALECTS[self.api].items
+
+    @property
+    def before_list(self) -> int:
+        """
+        How many items stand before the item list: top-level system texts.
+        """
+        return len(self.items) - (len(self.array.values) if self.array is not None else 0)
+
+    @property
+    def listed_items(self) -> list[Item]:
+        """
+        The items of the item list.
+        """
+        return self.items[self.before_list :]
+
+    def locate(self, path: JsonPath) -> tuple[int, int]:
+        """
+        Find a value in the body text: its first offset, and the one behind its last.
+
+        By its path and never by what it looks like: the same text may stand in a tool's result too, in another
+        spelling, and that one is not ours to touch.
+
+        Args:
+            path: Its path from the top of the body.
+
+        Raises:
+            KeyError: There is no such value.
+        """
+        place = self._places.get(path)
+        if place is None:
+            self._places[path] = place = self._find(path)
+        return place
+
+    def span(self, key: str) -> tuple[int, int]:
+        """
+        Find a top-level value, as `locate` does; an empty span if there is none.
+        """
+        return self._spans.get(key, (0, 0))
+
+    def _find(self, path: JsonPath) -> tuple[int, int]:
+        holder, step = path[:-1], path[-1]
+        if isinstance(step, str):
+            place = find_member(self.text, self.locate(holder)[0], step) if holder else self._spans.get(step)
+            if place is None:
+                raise KeyError(path)
+            return place
+        array = self.array if holder == (self.items_key,) else self._arrays.get(holder)
+        if array is None:
+            self._arrays[holder] = array = walk_array(self.text, self.locate(holder)[0])
+        return array.starts[step], array.ends[step]
+
+
+def read_document(
+    text: str, api: Api, markers: TurnMarkers | None = None, formers: Sequence[Document] = ()
+) -> Document:
+    """
+    Read a body.
+
+    Args:
+        text: The body, decoded.
+        api: Its dialect.
+        markers: Role markers of the model's chat template, to split a raw prompt into turns.
+        formers: Documents of this dialect that were read before: items that come again are taken from there.
+
+    Raises:
+        NotJson: It is not one JSON object.
+    """
+    dialect = _DIALECTS[api]
+    start = skip_space(text, 0)
+    if not text.startswith("{", start):
+        raise NotJson("a body is an object")
+    finder = OverlapFinder(text, [(former.text, former.array) for former in formers]) if formers else None
+    tools = _KnownTools(text, formers)
+    deep = (dialect.items,) if dialect.items else ()
+    members, top, end = walk_object(text, start, deep=deep, known=finder, known_value=tools)
+    if skip_space(text, end) != len(text):
+        raise NotJson("text behind the body")
+    spans = {member.key: (member.start, member.end) for member in members}
+    document = Document(text, api, [], top, tool_names=tools.names(top.get("tools")), _spans=spans)
+    if dialect.items is None:
+        _read_prompt(document, dialect, markers)
+        return document
+    for key in dialect.system:
+        value = top.get(key)
+        texts = read_texts(value, (key,))
+        if texts:
+            document.items.append(Item(key, -1, "system", texts, value, leading=True))
+    listed = top.get(dialect.items)
+    if isinstance(listed, str):
+        document.count = 1
+        document.items.append(Item(dialect.items, -1, "user", [Text((dialect.items,), listed)], listed))
+    elif isinstance(listed, Array):
+        document.array = listed
+        document.count = len(listed.values)
+        # An empty list is never asked about: what was found is of an earlier list under the same key.
+        overlap = finder.found() if finder and listed.values else NOTHING_KNOWN
+        known = formers[overlap.former].listed_items if overlap.runs else []
+        _read_items(document, dialect.items, overlap.runs, known)
+        document.overlap = overlap
+    return document
+
+
+class _KnownTools:
+    """
+    The tools of former requests: a client sends the same long list with each one, which then is not read again.
+    """
+
+    def __init__(self, text: str, formers: Sequence[Document]) -> None:
+        self._text = text
+        self._formers = formers[:_TOOLS_COMPARED]
+        self._former: Document | None = None
+
+    def __call__(self, key: str, start: int) -> tuple[Any, int] | None:
+        """
+        Return the tools that begin at *start* and the offset behind them, if a former request had the very same.
+        """
+        if key != "tools":
+            return None
+        # A body may have the key twice; the last one counts.
+        self._former = None
+        if not self._text.startswith("[", start):
+            return None
+        for former in self._formers:
+            first, last = former.span("tools")
+            # A bracket closes them: whatever follows, they end there.
+            if first < last and self._text.startswith(former.text[first:last], start):
+                self._former = former
+                return former.top["tools"], start + last - first
+        return None
+
+    def names(self, tools: Any) -> frozenset[str]:
+        """
+        Return the names of the tools.
+        """
+        return self._former.tool_names if self._former is not None else tool_names(tools)
+
+
+def _read_items(document: Document, key: str, runs: Sequence[tuple[int, int]], known: Sequence[Item]) -> None:
+    """
+    Make the items of the item list, but for runs of them that are *known*.
+    """
+    leading = True
+    done = 0
+    for first, end in runs:
+        leading = _make_items(document, key, done, first, leading)
+        # What they are depends on themselves, and on whether all before them are system texts.
+        if leading == (first == 0 or known[first - 1].leading):
+            document.items += known[first:end]
+            leading = known[end - 1].leading
+        else:
+            leading = _make_items(document, key, first, end, leading)
+        done = end
+    assert document.array is not None
+    _make_items(document, key, done, len(document.array.values), leading)
+
+
+def _make_items(document: Document, key: str, first: int, end: int, leading: bool) -> bool:
+    assert document.array is not None
+    values = document.array.values
+    append = document.items.append
+    for index in range(first, end):
+        value = values[index]
+        role: Role = "other"
+        if type(value) is dict:
+            said = value.get("role")
+            if type(said) is str:
+                role = ROLES.get(said, "other")
+                if role == "user" and _holds_results(value.get("content")):
+                    role = "tool"
+            elif type(value.get("type")) is str:
+                role = _ITEM_ROLES.get(value["type"], "other")
+        leading = leading and role == "system"
+        append(Item(key, index, role, None, value, leading, True))
+    return leading
+
+
+def _holds_results(content: Any) -> bool:
+    """
+    Tell whether content is nothing but results of tools, which one dialect sends in the user's name.
+    """
+    if type(content) is not list:
+        return False
+    kinds = {part.get("type", "text") for part in content if isinstance(part, dict) and type(part.get("type")) is str}
+    return "tool_result" in kinds and kinds.isdisjoint(TEXT_PARTS)
+
+
+def _read_prompt(document: Document, dialect: _Dialect, markers: TurnMarkers | None) -> None:
+    """
+    Split a raw prompt into turns at the role markers of the chat template.
+    """
+    key = next((key for key in dialect.prompt if key in document.top), None)
+    prompt = document.top.get(key) if key else None
+    document.count = 1
+    document.split = False
+    if key is None or markers is None or type(prompt) is not str:
+        return
+    leading = True
+    for role, begin, end in split_prompt(prompt, markers):
+        document.split = True
+        if role == "assistant" and end == len(prompt):
+            break  # the model has not said this: it is asked to go on from here
+        leading = leading and role == "system"
+        text = Text((key,), prompt[begin:end], base=begin, whole=prompt)
+        document.items.append(Item(key, -1, role, [text], None, leading=leading))

@@ -1,0 +1,359 @@
+"""
+Finding the blocks of rules at their positions.
+
+Every finding is an `Op`: this span of this text becomes that.  `bare` is what the span counts as when conversations
+are compared, so that a clock that moved on or a block that only the newest turn has makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from kvstack.prompt.memory.fingerprint import digest_item
+from kvstack.prompt.pattern.pattern import Found, Pattern
+from kvstack.prompt.rawjson.keys import cut_keys, fits, plain
+from kvstack.prompt.rawjson.scan import NotJson
+from kvstack.prompt.recurring import Former
+from kvstack.prompt.request.document import Document, Item, Text
+from kvstack.prompt.request.tools import tool_name, tool_texts
+from kvstack.prompt.rules.edits import Op
+from kvstack.prompt.rules.leading_blocks import Head, HeadBlock, match_first
+from kvstack.prompt.rules.matches import Append, Carrier, Findings
+from kvstack.prompt.rules.ruleset import Client, Rule, SearchTable
+from kvstack.prompt.settling import found_so_far, mark_of, settle_item
+
+__all__ = ["find_all"]
+
+# A client says what its newest turns repeat at the beginning of the first one; behind it may stand a whole project.
+_OPENING_CHARACTERS = 8192
+
+
+def find_all(document: Document, client: Client, former: Former | None = None, *, settles: bool = False) -> Findings:
+    """
+    Find the blocks of all rules of a client.
+
+    Args:
+        document: The request.
+        client: Its client.
+        former: The request with which it overlaps.
+        settles: Settle what depends on one item alone, to be taken over by the next request.
+    """
+    finder = _Finder(document, client, settles)
+    if former is not None and former.client is client:
+        finder.findings.digests, finder.findings.local = former.settled(document)
+        finder.findings.opening = former.opening
+    finder.carriers()
+    finder.system()
+    finder.tools()
+    finder.users()
+    return finder.findings
+
+
+Group = tuple[list[Rule], Found]
+
+
+class _Finder:
+    def __init__(self, document: Document, client: Client, settles: bool) -> None:
+        self.document = document
+        self.client = client
+        self.findings = Findings()
+        self._dialect = document.api.value
+        self._carriers: set[int] = set()
+        self._settles = settles
+        # The user item whose own head and tail are being read: what leaves them stays with that turn.
+        self._own: int | None = None
+
+    def _rules(self, where: str) -> Sequence[Rule]:
+        return self.client.at(where, self._dialect)
+
+    def carriers(self) -> None:
+        """
+        A carrier is an item that is one block from end to end: of the user, right behind another item of the user or a
+        tool result, or a system text in the middle of the conversation.
+        """
+        if not self.client.messages:
+            return
+        rules = self._rules("message")
+        items = self.document.items
+        for index, item in enumerate(items):
+            if item.role not in ("user", "system") or not item.listed or item.leading or not index:
+                continue
+            if (item.role == "user" and items[index - 1].role not in ("user", "tool")) or len(item.texts) != 1:
+                continue
+            value = item.texts[0].value
+            kinds: list[list[Rule]] = []
+            for block in self.client.messages:
+                found = match_first(block.patterns, value, 0)
+                if found is None or value[found.end :].strip():
+                    continue
+                meant = [rule for rule in self.client.rules if rule.spec.where == "message" and rule.block == block]
+                fitting = [rule for rule in meant if _fits(rule, found)]
+                if fitting or not meant:
+                    kinds.append([rule for rule in fitting if rule in rules])
+            if not kinds:
+                continue
+            # One kind may be a special case of another: if the rule for it is off, the other one's acts.
+            rule = next((rule for fitting in kinds for rule in fitting), None)
+            if rule is not None and rule.spec.action == "observe":
+                self.findings.done.append((rule, item.path, 1))
+                rule = None
+            same = _first_target(rule.same, value) if rule else ""
+            self.findings.carriers.append(Carrier(index, rule, same))
+            self._carriers.add(index)
+            self._unsettle(index)
+
+    def system(self) -> None:
+        """
+        System texts before the first turn; what a client inserts later on is history.
+        """
+        table = self.client.table("system", self._dialect)
+        for index, item in enumerate(self.document.items):
+            if not item.leading:
+                break
+            self._unsettle(index)
+            if table is not None:
+                for text in item.texts:
+                    self._search(text, table)
+
+    def tools(self) -> None:
+        """
+        The descriptions of tools.
+        """
+        table = self.client.table("tools", self._dialect)
+        if table is None:
+            return
+        for text in tool_texts(self.document.top.get("tools")):
+            self._search(text, table)
+
+    def users(self) -> None:
+        """
+        The head and the tail of each user item, and known blocks at the head of the first one.
+        """
+        first = self._rules("first user")
+        heads = self.client.heads(self._dialect)
+        tails = self._rules("user tail")
+        items, digests = self.document.items, self.findings.digests
+        turns = [n for n, item in enumerate(items) if item.role == "user" and n not in self._carriers and item.texts]
+        opening, newest = (turns[0], turns[-1]) if turns else (-1, -1)
+        if opening != self.findings.opening:
+            # What came of them depends on which one is the first.
+            self._unsettle(opening)
+            self._unsettle(self.findings.opening)
+            self.findings.opening = opening
+        elif opening in self.findings.local:
+            self.findings.mark = self.findings.local[opening].mark
+        for index, item in enumerate(items):
+            if index in digests or index in self._carriers:
+                continue
+            if item.role != "user":
+                if self._settles and item.listed and not item.leading:
+                    digests[index] = digest_item(item, item.words)
+                continue
+            if not item.texts:
+                continue
+            contextual = index == opening and bool(first)
+            before = found_so_far(self.findings)
+            head = self.client.head.read(item.texts)
+            if not head.words and item.holds_more:
+                head = replace(head, words=True)
+            if index in (opening, newest):
+                self.findings.heads[index] = head
+            if contextual:
+                self._first_user(item, head, first)
+            self._own = index
+            for block in head.blocks:
+                self._head_block(block, head, heads.get(block.block.name, ()), items[opening])
+            for rule in tails:
+                self._tail(item.texts[-1], rule)
+            self._own = None
+            if index == opening:
+                self.findings.mark = mark_of(self.findings.ops[before.ops :])
+            if self._settles and item.listed:
+                settle_item(self.document, self.findings, index, item, before)
+
+    def _unsettle(self, index: int) -> None:
+        """
+        Forget what is known of an item that depends on what stands around it.
+        """
+        self.findings.digests.pop(index, None)
+        self.findings.local.pop(index, None)
+
+    def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
+        for rule in rules:
+            table = SearchTable([rule])
+            if rule.spec.inside is None:
+                self._search(item.texts[0], table)
+            else:
+                for block in head.blocks:
+                    if block.block.name == rule.spec.inside:
+                        self._search(block.text, table, block.found.start, block.found.end)
+
+    def _head_block(self, block: HeadBlock, head: Head, rules: Iterable[Rule], opening: Item) -> None:
+        fitting = [rule for rule in rules if _fits(rule, block.found)]
+        # The client's block and the user's copy of it stand in a row: nobody can tell which is whose.
+        if block.block.name in head.doubled:
+            fitting = [rule for rule in fitting if rule.spec.keys]
+        # Without words there is nothing behind which a block could go.
+        if not head.words:
+            fitting = [rule for rule in fitting if rule.spec.action not in ("sticky", "tail")]
+        if fitting:
+            self._act((fitting, block.found), block.text, block.end, opening)
+
+    def _tail(self, text: Text, rule: Rule) -> None:
+        value = text.value
+        for pattern in rule.block.patterns:
+            pos = value.rfind(pattern.head)
+            if pos > 0 and value[pos - 1] == "\n":
+                found = pattern.match(value, pos)
+                if found is not None and not value[found.end :].strip() and _fits(rule, found):
+                    # The blank line in front of the block goes with it.
+                    start = len(value[:pos].rstrip("\r\n"))
+                    whole = Found(start, len(value), (start, len(value)), found.json, found.value)
+                    self._act(([rule], whole if found.target == (found.start, found.end) else found), text, len(value))
+                    return
+
+    def _search(self, text: Text, table: SearchTable, begin: int = 0, end: int | None = None) -> None:
+        """
+        Search one text for the blocks of rules; rules that share a block act together.
+        """
+        stop = len(text.value) if end is None else end
+        matches = [
+            (found.start, -found.end, order, rule, found)
+            for order, rule, found in table.search(text.value, begin, stop)
+            if _fits(rule, found)
+        ]
+        if not matches:
+            return
+        matches.sort(key=lambda match: match[:3])
+        groups: list[Group] = []
+        for _, _, _, rule, found in matches:
+            if groups and rule.spec.keys and _same_span(groups[-1][1], found) and groups[-1][0][-1].spec.keys:
+                groups[-1][0].append(rule)
+            elif not (groups and groups[-1][0][-1] is rule and _same_span(groups[-1][1], found)):
+                groups.append(([rule], found))
+        for group in groups:
+            self._act(group, text, group[1].end)
+
+    def _act(self, group: Group, text: Text, end: int, opening: Item | None = None) -> None:
+        rules, found = group
+        keyed = [rule for rule in rules if rule.spec.keys]
+        if keyed and found.json is not None:
+            self._cut_keys(keyed, text, found.json[0])
+        for rule in rules:
+            if not rule.spec.keys:
+                self._act_whole(rule, text, found, end, opening)
+
+    def _cut_keys(self, rules: list[Rule], text: Text, start: int) -> None:
+        """
+        Cut the keys of all rules at once: which separators go depends on all of them.
+        """
+        acting = [rule for rule in rules if rule.spec.action != "observe"]
+        try:
+            cuts = cut_keys(text.value, start, {key for rule in acting for key in rule.spec.keys})
+            found = cuts
+            if len(acting) < len(rules):
+                found = cut_keys(text.value, start, {key for rule in rules for key in rule.spec.keys})
+        except NotJson:
+            return
+        if acting:
+            self.findings.ops += [_cut(text, span, acting) for span in cuts.spans]
+        for rule in rules:
+            counts = cuts if rule in acting else found
+            n = sum(counts.counts.get(key, 0) for key in rule.spec.keys)
+            if n:
+                self.findings.done.append((rule, text.path, n))
+            if rule in acting and "message_id" in rule.spec.keys:
+                self.findings.message_ids += cuts.counts.get("message_id", 0)
+            if rule.spec.action in ("sticky", "tail"):
+                for key in rule.spec.keys:
+                    if key in cuts.values:
+                        self._append(rule, plain(cuts.values[key]))
+
+    def _append(self, rule: Rule, value: str) -> None:
+        pattern = rule.spec.text or "{value}"
+        self.findings.appends.append(Append(rule, "\n\n" + pattern.replace("{value}", value), self._own))
+
+    def _key(self, rule: Rule, text: Text) -> str:
+        """
+        Name a frozen value by its rule, and in tools by the tool: others come and go in front of it.
+        """
+        if text.path[0] != "tools":
+            return rule.name
+        return f"{rule.name}@{tool_name(self.document.top['tools'][text.path[1]])}"
+
+    def _act_whole(self, rule: Rule, text: Text, found: Found, end: int, opening: Item | None) -> None:
+        spec = rule.spec
+        start, stop = found.target
+        whole = (start, stop) == (found.start, found.end)
+        op = Op(text, start, end if whole else stop, "", "", rule)
+        match spec.action:
+            case "observe":
+                self.findings.done.append((rule, text.path, 1))
+                return
+            case "constant":
+                if op.live == spec.constant:
+                    self.findings.idle.append((rule, text.path, "the constant stands there already"))
+                    return
+                op.new = op.bare = spec.constant
+            case "freeze":
+                op.key = self._key(rule, text)
+                op.new, op.bare = None, f"\0{rule.name}\0"
+            case "coarsen":
+                if spec.text:
+                    self._append(rule, _line_around(text.value, start, stop))
+            case "tail" | "sticky":
+                # All of the block leaves its place; what arrives is the block, or its target in the words of the rule.
+                op.start, op.end = found.start, end
+                if not (spec.unless_in_first_user and opening is not None and _stands_in(opening, text, found)):
+                    block = text.value[found.start : found.end].strip("\r\n")
+                    self._append(rule, text.value[start:stop] if spec.text else block)
+            case _:
+                pass
+        self.findings.ops.append(op)
+
+
+def _fits(rule: Rule, found: Found) -> bool:
+    """
+    Tell whether a block that reads as a rule says is one that it means.
+    """
+    return not rule.spec.has or fits(found.value, dict(rule.spec.has))
+
+
+def _cut(text: Text, span: tuple[int, int], rules: Sequence[Rule]) -> Op:
+    return Op(text, *span, "", "", rules[0], counted=False, rules=tuple(rules))
+
+
+def _same_span(one: Found, other: Found) -> bool:
+    return (one.start, one.end) == (other.start, other.end)
+
+
+def _line_around(text: str, start: int, end: int) -> str:
+    first = text.rfind("\n", 0, start) + 1
+    last = text.find("\n", end)
+    return text[first : last if last >= 0 else len(text)].strip()
+
+
+def _stands_in(opening: Item, holder: Text, found: Found) -> bool:
+    """
+    Tell whether the target of a block stands at the beginning of the first user item, outside that block.
+    """
+    target = holder.value[found.target[0] : found.target[1]]
+    room = _OPENING_CHARACTERS
+    for text in opening.texts:
+        value = text.value[:room]
+        if text is holder:
+            value = value[: found.start] + "\0" + value[found.end :]
+        if target in value:
+            return True
+        room -= len(value)
+        if room <= 0:
+            break
+    return False
+
+
+def _first_target(patterns: Iterable[Pattern], text: str) -> str:
+    for pattern in patterns:
+        for found in pattern.search(text, 0, len(text), anywhere=True):
+            return text[found.target[0] : found.target[1]]
+    return ""

@@ -1,0 +1,104 @@
+"""
+Rules that matched a request and had nothing to do there.
+
+What a rule says nothing about looks the same in the body, but not to the one who wrote it: a pattern that does not
+match wants to be changed, a value that is frozen from now on does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvstack.prompt.memory.state import Remembered
+from kvstack.prompt.recurring import Hit
+from kvstack.prompt.request.document import Item, spell_path
+from kvstack.prompt.rules.edits import Op
+from kvstack.prompt.rules.matches import Findings
+from kvstack.prompt.rules.planner import Plan
+
+__all__ = ["Idle", "find_idle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """
+    What a rule found at one place and left as it is.
+
+    Attributes:
+        rule: The rule's name.
+        path: Where, for example `messages[0].content`.
+        action: Its action.
+        why: Why nothing changed.
+    """
+
+    rule: str
+    path: str
+    action: str
+    why: str
+
+
+def find_idle(
+    findings: Findings,
+    ops: Sequence[Op],
+    state: Remembered,
+    plan: Plan,
+    items: Sequence[Item],
+    hits: Sequence[Hit],
+    *,
+    remembers: bool,
+    starts: bool,
+) -> tuple[Idle, ...]:
+    """
+    Find the rules that matched and changed nothing.
+
+    Args:
+        findings: What was found.
+        ops: The replacements among it, settled.
+        state: What was remembered of the conversation.
+        plan: What was decided.
+        items: The items of the request.
+        hits: What the rules did; those that only count are among it.
+        remembers: There is a memory.
+        starts: The request starts a conversation.
+    """
+    found = [Idle(hit.rule, hit.path, hit.action, "it only counts") for hit in hits if hit.action == "observe"]
+    found += [Idle(rule.name, spell_path(path), rule.spec.action, why) for rule, path, why in findings.idle]
+    settled = {id(op) for op in ops}
+    for op in findings.ops:
+        path = spell_path(op.text.path)
+        if id(op) not in settled:
+            found.append(Idle(op.rule.name, path, op.rule.spec.action, _overlap(op, ops)))
+        elif op.key and (op.new is None or op.new == op.live):
+            found.append(Idle(op.rule.name, path, op.rule.spec.action, _frozen(op, state, remembers, starts)))
+    found += _carriers(findings, plan, items)
+    return tuple(found)
+
+
+def _overlap(op: Op, ops: Sequence[Op]) -> str:
+    start, end = op.text.base + op.start, op.text.base + op.end
+    for other in ops:
+        if other.text.path != op.text.path:
+            continue
+        if other.text.base + other.start < end and start < other.text.base + other.end:
+            return f"the rule {other.rule.name} acts on the same text"
+    return "another rule acts on the same text"
+
+
+def _frozen(op: Op, state: Remembered, remembers: bool, starts: bool) -> str:
+    if not remembers:
+        return "without a memory nothing is frozen"
+    if op.key in state.frozen:
+        return "still the first value of its conversation"
+    if starts:
+        return "first value of a new conversation, kept for its next requests"
+    return "first value in this conversation, kept for its next requests"
+
+
+def _carriers(findings: Findings, plan: Plan, items: Sequence[Item]) -> Iterator[Idle]:
+    acted = {path for _, path, _ in plan.done}
+    for carrier in findings.carriers:
+        path = items[carrier.index].path
+        if carrier.rule is not None and path not in acted:
+            why = "it stands where it first stood"
+            yield Idle(carrier.rule.name, spell_path(path), carrier.rule.spec.action, why)
