@@ -18,7 +18,7 @@ from kvstack.llama.command.argv import Command, child_environment, judge_argumen
 from kvstack.llama.command.capabilities import Capabilities
 from kvstack.llama.model.memory import Kind
 from kvstack.prefixes import WarmupContext
-from kvstack.process.facts import look_at_machine, look_at_model
+from kvstack.process.machine import look_at_machine, look_at_model
 from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
 from kvstack.prompt._rules_api import RuleSet, RuleSettings, compile_rules, parse_pack

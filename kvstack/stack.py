@@ -26,7 +26,7 @@ from kvstack.plan import Plan
 from kvstack.ports import take_port
 from kvstack.process.identity import ProcessIdentity, identify, sweep
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
-from kvstack.process.watch import IDLE, slots_mark
+from kvstack.process.watchdog import IDLE, slots_mark
 from kvstack.prompt._rules_api import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import RuleLine, list_rules

@@ -28,7 +28,7 @@ from kvstack.process.identity import (
     marked,
 )
 from kvstack.process.pipes import Outbox, Pump, RawSink, Tail
-from kvstack.process.watch import Sample
+from kvstack.process.watchdog import Sample
 
 if sys.platform == "win32":
     from kvstack.process import _windows as system

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, Protocol
 
-from kvstack.process.death import is_telling
+from kvstack.process.exit_report import is_telling
 
 __all__ = ["Outbox", "Pump", "RawSink", "Tail"]
 

@@ -32,14 +32,14 @@ from typing import Literal, NoReturn
 
 from kvstack.descriptors import ran_out
 from kvstack.errors import ChildLost, KvstackError, StartFailed
-from kvstack.process.attachment import ATTACH_PATIENCE_S, Attachment
+from kvstack.process.attach import ATTACH_PATIENCE_S, Attachment
+from kvstack.process.cancellation import StopAsked, Waiting, cancel
 from kvstack.process.child import Child, Remains
-from kvstack.process.death import Death, span_words, stalled
-from kvstack.process.ending import CLOSE_S, SECOND_TERM_S, end_child, explain_end, hung, let_go, not_run, troubles
-from kvstack.process.launch import Hooks, Launch, Process
+from kvstack.process.contract import Hooks, Launch, Process
+from kvstack.process.exit_report import Death, span_words, stalled
 from kvstack.process.pipes import RawSink
-from kvstack.process.waiting import StopAsked, Waiting, cancel
-from kvstack.process.watch import HangWatch, Progress
+from kvstack.process.shutdown import CLOSE_S, SECOND_TERM_S, end_child, explain_end, hung, let_go, not_run, troubles
+from kvstack.process.watchdog import HangWatch, Progress
 from kvstack.state.events import MemorySampled, Notice, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State, backoff_s, may_go
 from kvstack.upstream import Health

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvstack.doctor import Facts, Finding
     from kvstack.doctor.facts import ServerProps
     from kvstack.llama.command.capabilities import Capabilities
-    from kvstack.process.facts import LastLog
+    from kvstack.process.machine import LastLog
     from kvstack.rundir import RunFile
 
 __all__ = ["doctor"]
@@ -87,7 +87,7 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
     """What is known without the log, findings about what could not even be looked at, and the log."""
     from kvstack.doctor import Facts, Finding, Severity  # noqa: PLC0415 - see above
     from kvstack.llama.command.argv import child_environment, server_argv  # noqa: PLC0415 - see above
-    from kvstack.process.facts import (  # noqa: PLC0415 - see above
+    from kvstack.process.machine import (  # noqa: PLC0415 - see above
         LastLog,
         kernel_lines,
         look_at_log,

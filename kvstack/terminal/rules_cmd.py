@@ -203,7 +203,7 @@ def _chat_template(config: str | None) -> str | None:
     """The chat template of the config's model, by the header of its file; None if that cannot be read here."""
     if config is None:
         return None
-    from kvstack.process.facts import look_at_model  # noqa: PLC0415 - only when the verb runs
+    from kvstack.process.machine import look_at_model  # noqa: PLC0415 - only when the verb runs
     from kvstack.process.models import resolve_model  # noqa: PLC0415
     from kvstack.rundir import cache_dir  # noqa: PLC0415
     from kvstack.terminal.loading import load_config  # noqa: PLC0415

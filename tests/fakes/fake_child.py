@@ -10,7 +10,7 @@ import itertools
 
 from kvstack.process.child import Remains
 from kvstack.process.identity import ProcessIdentity
-from kvstack.process.watch import Sample
+from kvstack.process.watchdog import Sample
 
 
 class Clock:

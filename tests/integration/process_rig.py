@@ -19,7 +19,7 @@ import psutil
 from kvstack.errors import StartFailed
 from kvstack.process.identity import ProcessIdentity, holds_port, port_owners
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
-from kvstack.process.watch import slots_mark
+from kvstack.process.watchdog import slots_mark
 from kvstack.rundir import RawLog
 from kvstack.state.events import Event, Notice, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from kvstack.descriptors import limit, raise_limit, ran_out
-from kvstack.process.attachment import Attachment
+from kvstack.process.attach import Attachment
 from kvstack.upstream import Health, Upstream
 from tests.integration.proxy_rig import answer as reply
 from tests.integration.stub_upstream import run_stub

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from kvstack.errors import ChildLost, ExitCode, StartFailed
-from kvstack.process.watch import IDLE
+from kvstack.process.watchdog import IDLE
 from kvstack.state.events import MemorySampled
 from kvstack.state.lifecycle import State, may_go
 from kvstack.upstream import Health

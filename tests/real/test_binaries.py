@@ -22,7 +22,7 @@ from kvstack.errors import StartFailed
 from kvstack.llama.command.argv import child_environment, server_argv
 from kvstack.llama.command.capabilities import Capabilities, parse_capabilities
 from kvstack.llama.log.reader import LogReader
-from kvstack.process.facts import look_at_model
+from kvstack.process.machine import look_at_model
 from kvstack.process.probe import probe
 from kvstack.state import log_facts
 

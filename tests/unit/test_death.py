@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from kvstack.process.death import CAUSES, Death, explain, is_telling, status_words
+from kvstack.process.exit_report import CAUSES, Death, explain, is_telling, status_words
 
 MISSING = (
     "0.00.070.518 I srv    load_model: loading model 'nope.gguf'",

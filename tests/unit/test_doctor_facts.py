@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvstack.llama.model.memory import Kind
-from kvstack.process.facts import (
+from kvstack.process.machine import (
     LastLog,
     last_run,
     look_at_log,

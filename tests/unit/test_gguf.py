@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvstack.llama.model import gguf as gguf_module
 from kvstack.llama.model.gguf import GgufArray, GgufError, read_header
 from kvstack.llama.model.memory import Kind, MemorySum, shape_of
-from kvstack.process.facts import look_at_model
+from kvstack.process.machine import look_at_model
 
 MODELS = Path(__file__).parents[1] / "models"
 

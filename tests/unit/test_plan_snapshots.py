@@ -14,7 +14,7 @@ from kvstack.config.parse import parse_config
 from kvstack.doctor import Facts
 from kvstack.llama.command.capabilities import parse_capabilities
 from kvstack.plan import _place_snapshots, make_plan
-from kvstack.process.facts import look_at_model
+from kvstack.process.machine import look_at_model
 from kvstack.prompt.warmup_request import WarmupRequest
 
 HELP = Path(__file__).parents[1] / "golden" / "help" / "b10068.txt"

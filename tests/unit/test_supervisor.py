@@ -14,7 +14,7 @@ import pytest
 from kvstack.errors import ChildLost, KvstackError, StartFailed
 from kvstack.process.identity import ProcessIdentity
 from kvstack.process.supervisor import HEALTHY_RUN_S, Hooks, Launch, Supervisor
-from kvstack.process.watch import IDLE, Sample
+from kvstack.process.watchdog import IDLE, Sample
 from kvstack.state.events import Event, MemorySampled, Notice, StateChanged
 from kvstack.state.lifecycle import State
 from kvstack.upstream import Health

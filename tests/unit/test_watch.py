@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from kvstack.process.watch import IDLE, HangWatch, Progress, Sample, slots_mark
+from kvstack.process.watchdog import IDLE, HangWatch, Progress, Sample, slots_mark
 
 MIB = 1024 * 1024
 

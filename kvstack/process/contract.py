@@ -12,7 +12,7 @@ from typing import Protocol
 
 from kvstack.process.child import Remains
 from kvstack.process.identity import ProcessIdentity
-from kvstack.process.watch import Sample
+from kvstack.process.watchdog import Sample
 from kvstack.state.events import Event
 from kvstack.upstream import Health
 
@@ -68,7 +68,7 @@ class Hooks:
         spawned: Takes the new child's identity.
         blame: Asked when the child has died: what else of ours it died of, so that the next start will be another one;
             None if the death counts.
-        busy: Tells of the slots, see `kvstack.process.watch.HangWatch.observe`; None if nobody can.
+        busy: Tells of the slots, see `kvstack.process.watchdog.HangWatch.observe`; None if nobody can.
     """
 
     publish: Callable[[Event], None]

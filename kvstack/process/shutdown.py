@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
+from kvstack.process.cancellation import Waiting
 from kvstack.process.child import Remains
-from kvstack.process.death import Death, explain, is_telling
-from kvstack.process.launch import Process
-from kvstack.process.waiting import Waiting
+from kvstack.process.contract import Process
+from kvstack.process.exit_report import Death, explain, is_telling
 
 __all__ = ["CLOSE_S", "SECOND_TERM_S", "end_child", "explain_end", "hung", "let_go", "not_run", "troubles"]
 
