@@ -2,7 +2,7 @@
 Records traffic: hands the model requests that come in to whoever listens, as JSON Lines.
 
 Nothing is held while nobody listens, and no client waits for a listener: one that reads too slowly loses requests and
-is told how many.  What a line holds is in `kvstack.proxy.recording`.
+is told how many.  What a line holds is in `kvstack.proxy.capture_record`.
 
 Between the requests a listener gets empty lines, which show that the stack lives, and `{"lost": N}` when N requests in
 all have been lost to it.
@@ -19,7 +19,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kvstack.proxy.body import cancel_when_gone
-from kvstack.proxy.recording import Recorded, record, to_line
+from kvstack.proxy.capture_record import Recorded, record, to_line
 from kvstack.state.events import RequestReceived
 
 __all__ = ["CaptureStream", "Captures", "Listener"]

@@ -23,7 +23,7 @@ from kvstack.prompt.diff.previous import Compared
 from kvstack.prompt.request.document import api_of
 from kvstack.proxy.body import BodyError, ClientGone, cancel_when_gone, decode_body, read_body
 from kvstack.proxy.capture import Captures
-from kvstack.proxy.dialect_errors import error_body
+from kvstack.proxy.error_bodies import error_body
 from kvstack.proxy.headers import client_headers, header, upstream_headers
 from kvstack.proxy.hearing import Hearing
 from kvstack.proxy.history import History

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstack.prompt._rules_api import parse_pack
-from kvstack.proxy.recording import describing_headers, describing_query, record, to_line
+from kvstack.proxy.capture_record import describing_headers, describing_query, record, to_line
 from kvstack.state.events import RequestReceived
 
 CHAT = "/v1/chat/completions"
