@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvstack.llama.model.gguf import read_header  # noqa: E402
 from kvstack.llama.model.memory import shape_of  # noqa: E402
-from kvstack.llama.snapshots import snapshot_bytes  # noqa: E402
+from kvstack.warmup.identity import snapshot_bytes  # noqa: E402
 from tests.conftest import MODELS, SERVERS  # noqa: E402
 from tests.real.openclaw import OpenClaw  # noqa: E402
 from tests.real.stacks import post, run_stack  # noqa: E402

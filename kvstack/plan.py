@@ -17,7 +17,6 @@ from kvstack.errors import ConfigError, KvstackError, ModelNotFound, Problem
 from kvstack.llama.command.argv import Command, child_environment, judge_arguments, server_argv
 from kvstack.llama.command.capabilities import Capabilities
 from kvstack.llama.model.memory import Kind
-from kvstack.prefixes import WarmupContext
 from kvstack.process.machine import look_at_machine, look_at_model
 from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
@@ -26,7 +25,8 @@ from kvstack.prompt.pattern.pattern import PatternError, compile_pattern
 from kvstack.prompt.request.document import Api, api_of
 from kvstack.prompt.warmup_request import WarmupRequest, from_recording, from_system_prompt, shares_nothing
 from kvstack.rundir import cache_dir
-from kvstack.snapshotfiles import make_directory
+from kvstack.warmup.prefix import WarmupContext
+from kvstack.warmup.store import make_directory
 
 __all__ = [
     "Plan",

@@ -20,7 +20,6 @@ import kvstack
 from kvstack.bus import Bus, Subscription
 from kvstack.descriptors import limit, raise_limit
 from kvstack.errors import KvstackError, NotReady, foremost, unexpected
-from kvstack.gate import Gate
 from kvstack.llama.log.reader import LogReader
 from kvstack.plan import Plan
 from kvstack.ports import take_port
@@ -30,14 +29,12 @@ from kvstack.process.watchdog import IDLE, slots_mark
 from kvstack.prompt._rules_api import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import RuleLine, list_rules
-from kvstack.proving import Prover
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer
 from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
-from kvstack.snapshotting import PrefixSnapshots
 from kvstack.state.events import (
     Event,
     LogFactSeen,
@@ -51,7 +48,10 @@ from kvstack.state.lifecycle import State
 from kvstack.state.reducer import ServerView, Snapshot
 from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
 from kvstack.verifying import Verifier
-from kvstack.warming import Warmer
+from kvstack.warmup.pause import Gate
+from kvstack.warmup.snapshots import PrefixSnapshots
+from kvstack.warmup.validation import Prover
+from kvstack.warmup.warmup import Warmer
 
 __all__ = ["Stack"]
 

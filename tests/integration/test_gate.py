@@ -10,13 +10,13 @@ import pickle
 
 import pytest
 
-from kvstack import gate as gate_module
 from kvstack.bus import Bus
-from kvstack.gate import Gate
 from kvstack.prompt.warmup_request import head_digest
 from kvstack.state.events import RequestEnded, RequestForwarded, RequestReceived, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import Snapshot
+from kvstack.warmup import pause as gate_module
+from kvstack.warmup.pause import Gate
 from tests.unit.verdict.story import Story
 
 

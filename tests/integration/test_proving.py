@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from kvstack import proving as proving_module
 from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
-from kvstack.gate import Gate
 from kvstack.plan import make_plan
-from kvstack.prefixes import NoSnapshot, Prefix
 from kvstack.prompt.warmup_request import WarmupRequest
-from kvstack.proving import Prover
-from kvstack.snapshotfiles import SnapshotFiles
-from kvstack.snapshotting import PrefixSnapshots
 from kvstack.state.events import AnswerSeen, Event, RequestEnded, StateChanged, WarmupEnded, WarmupStarted
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import Snapshot
 from kvstack.upstream import Props, Upstream
+from kvstack.warmup import validation as proving_module
+from kvstack.warmup.pause import Gate
+from kvstack.warmup.prefix import NoSnapshot, Prefix
+from kvstack.warmup.snapshots import PrefixSnapshots
+from kvstack.warmup.store import SnapshotFiles
+from kvstack.warmup.validation import Prover
 from tests.integration.proxy_rig import CHAT
 from tests.integration.stub_upstream import Received, StubUpstream, run_stub
 from tests.unit.verdict.story import Story

@@ -16,13 +16,13 @@ import pytest
 
 from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
-from kvstack.gate import Gate
 from kvstack.plan import make_plan
-from kvstack.prefixes import NoSnapshot, Prefix
-from kvstack.snapshotfiles import SnapshotFiles
-from kvstack.snapshotting import PrefixSnapshots
 from kvstack.state.reducer import Snapshot
 from kvstack.upstream import Props, Upstream, UpstreamError
+from kvstack.warmup.pause import Gate
+from kvstack.warmup.prefix import NoSnapshot, Prefix
+from kvstack.warmup.snapshots import PrefixSnapshots
+from kvstack.warmup.store import SnapshotFiles
 from tests.integration.stub_upstream import Received, StubUpstream, run_stub
 
 PREFIX = Prefix("kvstack-prefix-0", (1, 2, 3))

@@ -16,7 +16,7 @@ import pytest
 
 from kvstack.llama.model.gguf import read_header
 from kvstack.llama.model.memory import shape_of
-from kvstack.llama.snapshots import snapshot_bytes
+from kvstack.warmup.identity import snapshot_bytes
 from tests.real.openclaw import OpenClaw
 from tests.real.prefix_files import WORDS, files, first_turn, snapshot_dir, wait_until_proved
 from tests.real.stacks import RunningStack, post, run_stack

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.llama.snapshots import NAME_PREFIX, SnapshotNote
-from kvstack.snapshotfiles import DamagedSnapshot, SnapshotFiles, make_directory
+from kvstack.warmup.identity import NAME_PREFIX, SnapshotNote
+from kvstack.warmup.store import DamagedSnapshot, SnapshotFiles, make_directory
 
 NAME = f"{NAME_PREFIX}{'a' * 32}"
 HOUR_S = 3600.0

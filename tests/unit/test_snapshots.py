@@ -11,7 +11,8 @@ import pytest
 
 from kvstack.llama.command.capabilities import parse_capabilities
 from kvstack.llama.model.memory import MIB, Kind, ModelShape
-from kvstack.llama.snapshots import (
+from kvstack.prompt.warmup_request import Token, before_boundary, boundary, shared_tokens
+from kvstack.warmup.identity import (
     FileStamp,
     Identity,
     SnapshotNote,
@@ -20,7 +21,6 @@ from kvstack.llama.snapshots import (
     holds,
     snapshot_bytes,
 )
-from kvstack.prompt.warmup_request import Token, before_boundary, boundary, shared_tokens
 
 HELP = Path(__file__).parents[1] / "golden" / "help"
 

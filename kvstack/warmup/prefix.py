@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from kvstack.doctor.facts import Facts
-from kvstack.llama.snapshots import FileStamp, Identity, arguments_that_matter
 from kvstack.process.models import model_parts
 from kvstack.prompt.warmup_request import Token, WarmupRequest, before_boundary, boundary, shared_tokens, with_user_text
-from kvstack.snapshotfiles import stamp
 from kvstack.upstream import Props, Upstream
+from kvstack.warmup.identity import FileStamp, Identity, arguments_that_matter
+from kvstack.warmup.store import stamp
 
 __all__ = ["NoSnapshot", "Prefix", "WarmupContext", "begins_with", "find_prefix", "server_files"]
 

@@ -3,7 +3,7 @@ The warm-up's better form: evaluates exactly the prefix, saves it, and restores 
 
 A restored slot has no checkpoint of its own, so the first request makes its first one where it starts: at the prefix's
 end, where every later conversation finds it.  That holds for one that was saved a moment ago too, so it is restored
-in the same process as well.  The server's word for a restore proves nothing: `kvstack.proving` waits for an answer.
+in the same process as well.  The server's word for a restore proves nothing: `kvstack.warmup.validation` waits for an answer.
 
 From the moment that a server is asked to do any of this until its first answer to a client, a snapshot is *on trial*:
 if the server dies in that time, the snapshot goes, and this stack makes no others.
@@ -20,13 +20,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
 from kvstack.llama.model.memory import MIB
-from kvstack.llama.snapshots import FileStamp, SnapshotNote, conversation_bytes, snapshot_bytes
-from kvstack.prefixes import NoSnapshot, Prefix, WarmupContext, find_prefix, server_files
 from kvstack.prompt.request.document import Api, api_of
 from kvstack.prompt.warmup_request import WarmupRequest, head_digest
-from kvstack.snapshotfiles import DamagedSnapshot, SnapshotFiles
 from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Props, Upstream
+from kvstack.warmup.identity import FileStamp, SnapshotNote, conversation_bytes, snapshot_bytes
+from kvstack.warmup.prefix import NoSnapshot, Prefix, WarmupContext, find_prefix, server_files
+from kvstack.warmup.store import DamagedSnapshot, SnapshotFiles
 
 __all__ = ["Occupancy", "PrefixSnapshots"]
 

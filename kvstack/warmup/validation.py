@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 
 from kvstack.bus import Bus
-from kvstack.llama.snapshots import holds
-from kvstack.prefixes import Prefix, begins_with
 from kvstack.prompt.request.document import Api, api_of
 from kvstack.prompt.warmup_request import WarmupRequest
-from kvstack.snapshotting import PrefixSnapshots
 from kvstack.state.events import AnswerSeen, Event, Notice, RequestEnded, WarmupJudged
 from kvstack.upstream import Upstream, UpstreamError
+from kvstack.warmup.identity import holds
+from kvstack.warmup.prefix import Prefix, begins_with
+from kvstack.warmup.snapshots import PrefixSnapshots
 
 __all__ = ["Prover"]
 

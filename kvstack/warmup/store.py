@@ -22,7 +22,7 @@ import time
 from io import BufferedIOBase
 from pathlib import Path
 
-from kvstack.llama.snapshots import NAME_PREFIX, FileStamp, Refusal, SnapshotNote
+from kvstack.warmup.identity import NAME_PREFIX, FileStamp, Refusal, SnapshotNote
 
 __all__ = ["DamagedSnapshot", "SnapshotFiles", "make_directory", "stamp"]
 

@@ -1,7 +1,7 @@
 """
 The warm-up: sends the known prefix through the rules that traffic goes through, and says what it cost.
 
-Where it can, `kvstack.snapshotting` restores or makes a prefix snapshot; else the chat form is sent: a client's request
+Where it can, `kvstack.warmup.snapshots` restores or makes a prefix snapshot; else the chat form is sent: a client's request
 cut down to the prefix and a short user text.
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvstack.llama.response import AnswerTap
-from kvstack.prefixes import NoSnapshot
 from kvstack.prompt._rules_api import Stripped
 from kvstack.prompt.request.document import Api, api_of
 from kvstack.prompt.warmup_request import WarmupRequest, with_user_text
-from kvstack.snapshotting import PrefixSnapshots
 from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Upstream, UpstreamError
+from kvstack.warmup.prefix import NoSnapshot
+from kvstack.warmup.snapshots import PrefixSnapshots
 
 __all__ = ["Warmer"]
 
