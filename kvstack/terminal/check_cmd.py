@@ -23,7 +23,7 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, as_json: Js
     """
 
     def action() -> output.Result:
-        from kvstack.plan import look_over  # noqa: PLC0415 - other verbs must not pay for it
+        from kvstack.stack.plan import look_over  # noqa: PLC0415 - other verbs must not pay for it
 
         parsed, path = load_checked(config, overrides)
         missing = look_over(parsed, path, os.environ)

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstack.errors import ExitCode, KvstackError
-from kvstack.plan import Plan
-from kvstack.stack import Stack
+from kvstack.stack.plan import Plan
+from kvstack.stack.stack import Stack
 from kvstack.state.reducer import Snapshot
 from kvstack.terminal import figures, output
 from kvstack.terminal.plain import Announcer, Line

@@ -51,7 +51,7 @@ def load_checked(path: str, overrides: Sequence[str] | None) -> tuple[Config, Pa
     Raises:
         ConfigError: Something of that cannot be used; all problems are named, wherever they are.
     """
-    from kvstack.checking import check_config  # noqa: PLC0415 - see above
+    from kvstack.stack.preflight import check_config  # noqa: PLC0415 - see above
 
     source, text = _read(path)
     return check_config(text, source, Path.home(), overrides or (), os.environ), source

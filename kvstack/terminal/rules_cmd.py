@@ -183,7 +183,7 @@ def _compare(told: Sequence[Mapping[str, Any]], run: RunFile) -> tuple[list[str]
 
 
 def _rules(config: str | None) -> RuleSet:
-    from kvstack.plan import load_rules  # noqa: PLC0415 - only when the verb runs
+    from kvstack.stack.plan import load_rules  # noqa: PLC0415 - only when the verb runs
     from kvstack.terminal.loading import load_config  # noqa: PLC0415
 
     if config is not None:

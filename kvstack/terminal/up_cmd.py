@@ -46,7 +46,7 @@ def up(
 
 
 def _dry_run(config: str, overrides: Sequence[str] | None) -> int:
-    from kvstack.plan import make_plan  # noqa: PLC0415 - other verbs must not pay for it
+    from kvstack.stack.plan import make_plan  # noqa: PLC0415 - other verbs must not pay for it
     from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - see above
 
     parsed, path = load_checked(config, overrides)
@@ -80,7 +80,7 @@ def _start(config: str, overrides: Sequence[str] | None, detach: bool, wait: boo
         from kvstack.terminal.background import start_background  # noqa: PLC0415 - see above
 
         return start_background(parsed.name, path, overrides or (), wait=wait, attached_url=parsed.server.url)
-    from kvstack.plan import make_plan  # noqa: PLC0415 - see above
+    from kvstack.stack.plan import make_plan  # noqa: PLC0415 - see above
     from kvstack.terminal.foreground import run_foreground  # noqa: PLC0415 - see above
 
     plain = no_dashboard or output.is_plain(sys.stdout, os.environ)

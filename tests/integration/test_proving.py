@@ -15,8 +15,8 @@ import pytest
 
 from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
-from kvstack.plan import make_plan
 from kvstack.prompt.warmup_request import WarmupRequest
+from kvstack.stack.plan import make_plan
 from kvstack.state.events import AnswerSeen, Event, RequestEnded, StateChanged, WarmupEnded, WarmupStarted
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import Snapshot

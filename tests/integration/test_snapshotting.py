@@ -16,7 +16,7 @@ import pytest
 
 from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
-from kvstack.plan import make_plan
+from kvstack.stack.plan import make_plan
 from kvstack.state.reducer import Snapshot
 from kvstack.upstream import Props, Upstream, UpstreamError
 from kvstack.warmup.pause import Gate

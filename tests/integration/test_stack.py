@@ -15,9 +15,9 @@ import pytest
 
 from kvstack.config.parse import parse_config
 from kvstack.errors import ExitCode, StartFailed
-from kvstack.plan import make_plan
 from kvstack.rundir import RunDir, names
-from kvstack.stack import Stack
+from kvstack.stack.plan import make_plan
+from kvstack.stack.stack import Stack
 from kvstack.state.events import StateChanged
 from kvstack.state.lifecycle import State
 from tests.integration.proxy_rig import BODY, CHAT, answer, closed_port, exchange, http

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.checking import check_config
 from kvstack.config.salvage import salvage
 from kvstack.errors import ConfigError, Problem
+from kvstack.stack.preflight import check_config
 
 START = '[server]\nmodel = "m.gguf"\n'
 RULE = '[[rules.add]]\nname = "mine.{name}"\nwhere = "system"\naction = "drop"\npattern = "{pattern}"\n'

@@ -11,8 +11,8 @@ import pytest
 
 from kvstack.config.parse import parse_config
 from kvstack.errors import ConfigError, Problem
-from kvstack.plan import load_rules
 from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.stack.plan import load_rules
 
 START = '[server]\nmodel = "x"\n'
 

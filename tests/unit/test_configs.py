@@ -10,8 +10,8 @@ import pytest
 from kvstack.config.parse import Config, parse_config
 from kvstack.llama.command.argv import server_argv
 from kvstack.llama.command.capabilities import parse_capabilities
-from kvstack.plan import load_rules
 from kvstack.prompt._rules_api import apply_rules
+from kvstack.stack.plan import load_rules
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))

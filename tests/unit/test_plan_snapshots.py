@@ -13,9 +13,9 @@ import pytest
 from kvstack.config.parse import parse_config
 from kvstack.doctor import Facts
 from kvstack.llama.command.capabilities import parse_capabilities
-from kvstack.plan import _place_snapshots, make_plan
 from kvstack.process.machine import look_at_model
 from kvstack.prompt.warmup_request import WarmupRequest
+from kvstack.stack.plan import _place_snapshots, make_plan
 
 HELP = Path(__file__).parents[1] / "golden" / "help" / "b10068.txt"
 MODELS = Path(__file__).parents[1] / "models"

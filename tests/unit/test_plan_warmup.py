@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstack.config.parse import parse_config
-from kvstack.plan import make_plan
+from kvstack.stack.plan import make_plan
 
 USER = {"role": "user", "content": "x"}
 

@@ -13,9 +13,9 @@ import pytest
 from kvstack.config.parse import parse_config
 from kvstack.config.rules import RuleSpec
 from kvstack.errors import ExitCode
-from kvstack.plan import load_rules
 from kvstack.prompt._rules_api import RuleSet, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.stack.plan import load_rules
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

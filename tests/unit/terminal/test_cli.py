@@ -125,7 +125,7 @@ def test_quick_verbs_import_little(arguments: tuple[str, ...], tmp_path: Path) -
         "from kvstack.terminal.cli import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
-        "print(*sorted({'httpx', 'starlette', 'uvicorn', 'pydantic', 'kvstack.stack'} & set(sys.modules)))"
+        "print(*sorted({'httpx', 'starlette', 'uvicorn', 'pydantic', 'kvstack.stack.stack'} & set(sys.modules)))"
     )
     write_run_file("killed", alive=False)
     result = subprocess.run(

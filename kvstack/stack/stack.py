@@ -1,7 +1,7 @@
 """
 The composition root: a Config becomes running parts, started and stopped in order.
 
-`kvstack.plan` does everything that can fail before a process is started; `Stack` runs the plan.  Start: lock, sweep
+`kvstack.stack.plan` does everything that can fail before a process is started; `Stack` runs the plan.  Start: lock, sweep
 what a killed run left, bind the proxy's port, serve, spawn, wait for health, warm up, ready.  Stop: accept no more,
 let streams end, close the upstream's connections, end the child, give the lock back.
 """
@@ -21,8 +21,6 @@ from kvstack.bus import Bus, Subscription
 from kvstack.descriptors import limit, raise_limit
 from kvstack.errors import KvstackError, NotReady, foremost, unexpected
 from kvstack.llama.log.reader import LogReader
-from kvstack.plan import Plan
-from kvstack.ports import take_port
 from kvstack.process.identity import ProcessIdentity, identify, sweep
 from kvstack.process.supervisor import Hooks, Launch, Supervisor
 from kvstack.process.watchdog import IDLE, slots_mark
@@ -35,6 +33,9 @@ from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer
 from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
+from kvstack.stack.plan import Plan
+from kvstack.stack.ports import take_port
+from kvstack.stack.server_identity import Verifier
 from kvstack.state.events import (
     Event,
     LogFactSeen,
@@ -47,7 +48,6 @@ from kvstack.state.events import (
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import ServerView, Snapshot
 from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
-from kvstack.verifying import Verifier
 from kvstack.warmup.pause import Gate
 from kvstack.warmup.snapshots import PrefixSnapshots
 from kvstack.warmup.validation import Prover

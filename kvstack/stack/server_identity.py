@@ -15,8 +15,8 @@ from typing import Literal
 from kvstack.doctor import Finding, Severity, diagnose
 from kvstack.doctor.facts import ServerProps
 from kvstack.errors import PortTaken, StartFailed
-from kvstack.plan import Plan
 from kvstack.process.identity import holds_port, port_owners
+from kvstack.stack.plan import Plan
 from kvstack.state.events import Event, Notice, ServerDescribed
 from kvstack.state.log_facts import LogFact
 from kvstack.upstream import Props, Upstream, UpstreamError

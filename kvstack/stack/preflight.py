@@ -13,7 +13,7 @@ from pathlib import Path
 from kvstack.config.parse import Config, parse_config
 from kvstack.config.salvage import Salvaged, salvage
 from kvstack.errors import ConfigError
-from kvstack.plan import load_rules, load_warmup, pattern_problems, refuse_arguments, with_lines
+from kvstack.stack.plan import load_rules, load_warmup, pattern_problems, refuse_arguments, with_lines
 
 __all__ = ["check_config"]
 
