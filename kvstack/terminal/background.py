@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 from kvstack.errors import AlreadyRunning, ChildLost, KvstackError, NotReady, NotRunning, StartFailed
 from kvstack.process.identity import descendants, identify
 from kvstack.rundir import RunDir, RunFile
-from kvstack.terminal import client, figures, output
-from kvstack.terminal.plain import verbs_for
+from kvstack.terminal import control_client, format, output
+from kvstack.terminal.plain_lines import verbs_for
 
 __all__ = ["start_background"]
 
@@ -50,7 +50,7 @@ def start_background(
     """
     directory = RunDir(name)
     former = directory.read()
-    if former is not None and client.alive(former):
+    if former is not None and control_client.alive(former):
         raise AlreadyRunning(
             f"A stack named {name!r} is running already",
             f"pid {former.pid}, {former.proxy_url}, {former.config_path}",
@@ -124,7 +124,7 @@ class _Said:
     def text(self) -> str:
         """What was said since the last look."""
         data = self._reader.read()
-        return "\n".join(figures.one_line(line) for line in data.decode("utf-8", "replace").splitlines())
+        return "\n".join(format.one_line(line) for line in data.decode("utf-8", "replace").splitlines())
 
     def _former(self) -> bytes:
         path = self._directory / "up.log"
@@ -177,7 +177,7 @@ def _follow(
     told = ""
     while process.poll() is None:
         try:
-            status = client.fetch_status(run)
+            status = control_client.fetch_status(run)
         except (NotReady, NotRunning):
             status = {}
         text = _what_happens(status, attached_url)
@@ -185,7 +185,7 @@ def _follow(
             told = text
             output.say(f"{name}: {text}")
         if status.get("state") == "ready":
-            took = figures.duration(time.monotonic() - begun)
+            took = format.duration(time.monotonic() - begun)
             output.say(f"{name} is ready after {took}: {run.proxy_url} (pid {run.pid})")
             return False
         time.sleep(POLL_S)
@@ -217,7 +217,7 @@ def _ourselves() -> list[str]:
 def _own(directory: RunDir, pid: int) -> RunFile | None:
     """The run file, if the process that was started with this pid wrote it and lives."""
     run = directory.read()
-    if run is None or not client.alive(run):
+    if run is None or not control_client.alive(run):
         return None
     # A launcher may stand between the two, as in a virtual environment on Windows.
     return run if run.pid == pid or run.pid in {one.pid for one in descendants(pid)} else None
@@ -228,7 +228,7 @@ def _what_happens(status: Mapping[str, Any], attached_url: str | None) -> str:
     state, reason = str(status.get("state") or ""), str(status.get("reason") or "")
     if attached_url is not None and state in {"starting", "loading"}:
         return f"{state}: waiting until the llama-server at {attached_url} answers and has its model loaded"
-    return figures.one_line(f"{state}: {reason}" if reason and state != "ready" else state)
+    return format.one_line(f"{state}: {reason}" if reason and state != "ready" else state)
 
 
 def _ended(name: str, config_path: Path, code: int, said: _Said) -> int:

@@ -13,20 +13,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kvstack.errors import ExitCode, KvstackError, UsageError
-from kvstack.terminal import (  # noqa: F401 - each registers its verb
-    capture_cmd,
-    check_cmd,
-    doctor_cmd,
-    down_cmd,
-    explain_cmd,
-    logs_cmd,
-    output,
-    rules_cmd,
-    status_cmd,
-    up_cmd,
-    warmup_cmd,
-)
+from kvstack.terminal import output  # noqa: F401 - each registers its verb
 from kvstack.terminal.app import app
+from kvstack.terminal.commands import capture, check, doctor, down, explain, logs, rules, status, up, warmup  # noqa: F401 - each registers its verb
 
 __all__ = ["app", "main"]
 

@@ -22,8 +22,8 @@ from kvstack.errors import ExitCode, KvstackError
 from kvstack.stack.plan import Plan
 from kvstack.stack.stack import Stack
 from kvstack.state.reducer import Snapshot
-from kvstack.terminal import figures, output
-from kvstack.terminal.plain import Announcer, Line
+from kvstack.terminal import format, output
+from kvstack.terminal.plain_lines import Announcer, Line
 
 __all__ = ["run_foreground"]
 
@@ -66,7 +66,7 @@ async def _run(plan: Plan, dashboard: bool) -> int:
 
 
 async def _with_dashboard(stack: Stack, signals: _Signals) -> None:
-    from kvstack.terminal.live import Dashboard  # noqa: PLC0415 - plain lines need no rich
+    from kvstack.terminal.dashboard.live import Dashboard  # noqa: PLC0415 - plain lines need no rich
 
     drawn = Dashboard(lambda: stack.bus.snapshot)
     code: int = ExitCode.ERROR
@@ -138,7 +138,7 @@ class _LineWriter:
             self._lines.put_nowait(None)
         self._thread.join(1.0)
         if self._lost:
-            output.say(f"warning: {figures.plural(self._lost, 'line')} lost: nobody read them")
+            output.say(f"warning: {format.plural(self._lost, 'line')} lost: nobody read them")
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
@@ -194,11 +194,11 @@ class _Signals:
 
 def _farewell(snapshot: Snapshot, lived_s: float) -> str:
     totals = snapshot.totals
-    text = f"{snapshot.name} ended after {figures.duration(lived_s)}"
+    text = f"{snapshot.name} ended after {format.duration(lived_s)}"
     if totals.requests:
-        text += f": {figures.plural(totals.requests, 'request')}"
+        text += f": {format.plural(totals.requests, 'request')}"
         if totals.prompt_tokens:
-            text += f", {figures.percent(totals.cached_tokens / totals.prompt_tokens)} of the prompts from the cache"
+            text += f", {format.percent(totals.cached_tokens / totals.prompt_tokens)} of the prompts from the cache"
         if totals.saved_s >= 1:
-            text += f", {figures.duration(totals.saved_s)} of prefill saved"
+            text += f", {format.duration(totals.saved_s)} of prefill saved"
     return text

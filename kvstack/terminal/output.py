@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kvstack.errors import ExitCode, KvstackError, unexpected
-from kvstack.terminal.figures import one_line
+from kvstack.terminal.format import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ import pytest
 
 from kvstack.process.identity import identify
 from kvstack.rundir import RunDir, RunFile
-from kvstack.terminal import background, client
+from kvstack.terminal import background, control_client
 from tests.real.stacks import free_ports, write_config
 
 if sys.platform != "win32":
@@ -95,7 +95,7 @@ def test_nothing_in_the_current_directory_is_run(command: list[str], stray: tupl
     assert result.returncode == 0, result.stderr
     run = RunDir("box").read()
     assert run is not None
-    assert client.alive(run)
+    assert control_client.alive(run)
     assert not list(here.rglob("__pycache__"))
 
 
@@ -150,8 +150,8 @@ def test_the_one_that_came_later_fails_for_itself(
     assert subprocess.run([*UP, "-d", str(config)], capture_output=True, check=False).returncode == 0
     before = (RunDir("box").path / "up.log").read_text()
     answers = iter([False])  # at the first look there was nobody yet
-    real = client.alive
-    monkeypatch.setattr(client, "alive", lambda run: next(answers, None) is None and real(run))
+    real = control_client.alive
+    monkeypatch.setattr(control_client, "alive", lambda run: next(answers, None) is None and real(run))
     assert background.start_background("box", config, (), wait=wait) == 4
     said = capsys.readouterr().err
     assert said.startswith("error: A stack named 'box' is running already\n")
@@ -174,7 +174,7 @@ def test_own_by_pid(monkeypatch: pytest.MonkeyPatch) -> None:
         assert background._own(directory, other.pid) is None
     finally:
         other.communicate()
-    monkeypatch.setattr(client, "alive", lambda _: False)
+    monkeypatch.setattr(control_client, "alive", lambda _: False)
     assert background._own(directory, me.pid) is None
 
 
@@ -244,4 +244,4 @@ def test_down_ends_a_stack_whose_run_file_is_broken(broken: dict[str, str], tmp_
     )
     down = subprocess.run([sys.executable, "-m", "kvstack", "down", "box"], capture_output=True, check=False)
     assert (down.returncode, down.stderr) == (0, b"")
-    assert not client.alive(run)
+    assert not control_client.alive(run)

@@ -22,8 +22,8 @@ from rich.console import Console
 
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import Snapshot
-from kvstack.terminal.dashboard import frame, render, summary
-from kvstack.terminal.glyphs import ASCII, UNICODE
+from kvstack.terminal.dashboard.frame import frame, render, summary
+from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE
 from tests.golden.terminal.scenes import NOW_S, row, scenes, snapshot
 
 HERE = Path(__file__).parent

@@ -20,8 +20,8 @@ from kvstack import __version__
 from kvstack.errors import KvstackError
 from kvstack.process.identity import identify
 from kvstack.rundir import RunDir, RunFile
-from kvstack.terminal.capture_cmd import _File, _Stdout, _told
 from kvstack.terminal.cli import main
+from kvstack.terminal.commands.capture import _File, _Stdout, _told
 
 
 def run(*arguments: str) -> int:

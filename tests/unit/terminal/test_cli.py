@@ -18,7 +18,7 @@ from kvstack.process.identity import identify
 from kvstack.rundir import EndFile, RunDir, RunFile
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import ServerView, Snapshot
-from kvstack.terminal import client
+from kvstack.terminal import control_client
 from kvstack.terminal.cli import main
 
 _BROKEN_URLS = (
@@ -163,7 +163,7 @@ def test_one_living_among_stale_ones_is_taken() -> None:
     """Without a name the only living stack is meant, whatever killed ones have left."""
     write_run_file("dead", alive=False)
     living = write_run_file("living")
-    assert client.find(None) == living
+    assert control_client.find(None) == living
 
 
 def test_several_stacks_must_be_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +202,7 @@ def test_who_is_attached_and_not_ready_is_sent_to_the_server(
     attached, own = write_run_file("box", attached=True), write_run_file("own")
     stack = replace(Snapshot("box", attached.proxy_url), server=ServerView(url="http://10.0.0.5:8080"))
     status = replace(stack, state=State.LOADING).to_dict()
-    monkeypatch.setattr(client, "fetch_status", lambda _: status)
+    monkeypatch.setattr(control_client, "fetch_status", lambda _: status)
     assert run("status", attached.name) == 3
     said = capsys.readouterr().err
     assert "next:  Look after the llama-server at http://10.0.0.5:8080" in said
@@ -216,8 +216,10 @@ def test_a_failed_warm_up_of_a_server_that_is_attached_to(
 ) -> None:
     """The reason is in that server's log."""
     write_run_file("box", attached=True)
-    monkeypatch.setattr(client, "act", lambda *_: client.Answer(False, "HTTP 500: no", {"outcome": "failed"}))
-    monkeypatch.setattr(client, "fetch_status", lambda _: {"state": "ready"})
+    monkeypatch.setattr(
+        control_client, "act", lambda *_: control_client.Answer(False, "HTTP 500: no", {"outcome": "failed"})
+    )
+    monkeypatch.setattr(control_client, "fetch_status", lambda _: {"state": "ready"})
     assert run("warmup", "box") == 1
     said = capsys.readouterr().err
     assert "attached to" in said
@@ -229,8 +231,10 @@ def test_nothing_to_warm_names_the_file_and_its_keys(
 ) -> None:
     """What to set, and where."""
     write_run_file("box")
-    monkeypatch.setattr(client, "act", lambda *_: client.Answer(False, "no", {"outcome": "no prefix known"}))
-    monkeypatch.setattr(client, "fetch_status", lambda _: {"state": "ready"})
+    monkeypatch.setattr(
+        control_client, "act", lambda *_: control_client.Answer(False, "no", {"outcome": "no prefix known"})
+    )
+    monkeypatch.setattr(control_client, "fetch_status", lambda _: {"state": "ready"})
     assert run("warmup", "box") == 1
     said = capsys.readouterr().err
     assert said.startswith("error: There is nothing to warm up\n  no prefix known\n")
@@ -277,7 +281,7 @@ def test_a_config_path_means_its_stack(text: str, name: str, tmp_path: Path) -> 
     """A config file stands for the stack that it names, also when it is broken by now."""
     path = tmp_path / "box.toml"
     path.write_text(text)
-    assert client.stack_name(str(path)) == name
+    assert control_client.stack_name(str(path)) == name
 
 
 @pytest.mark.parametrize("target", ["../etc", "a/b", "..", ".hidden", "a:b", ""])

@@ -17,7 +17,7 @@ import pytest
 from kvstack.errors import NotRunning
 from kvstack.process.identity import identify
 from kvstack.rundir import EndFile, RunDir, RunFile
-from kvstack.terminal import client
+from kvstack.terminal import control_client
 from tests.unit.terminal.test_cli import run, write_run_file
 
 VERBS = (("status",), ("down",), ("warmup",), ("logs",), ("explain", "last", "--stack"))
@@ -157,6 +157,6 @@ def test_who_talks_to_a_stack_that_dies_is_told_why(tmp_path: Path) -> None:
     directory.write(living)
     directory.write_end(replace(leave_end(), pid=me.pid))
     with pytest.raises(NotRunning) as caught:
-        client.fetch_status(living)
+        control_client.fetch_status(living)
     assert caught.value.what == "The stack 'box' has just ended"
     assert "llama-server was killed" in caught.value.fact

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.terminal.explain_cmd import _text
+from kvstack.terminal.commands.explain import _text
 
 DATA: dict[str, Any] = {
     "explanation": {

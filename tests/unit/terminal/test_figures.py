@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvstack.terminal import figures
+from kvstack.terminal import format
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ from kvstack.terminal import figures
 )
 def test_seconds(milliseconds: float | None, text: str) -> None:
     """A span is written in the unit that keeps three figures."""
-    assert figures.seconds(milliseconds) == text
+    assert format.seconds(milliseconds) == text
 
 
 @given(st.floats(min_value=0, max_value=3.6e9))
 def test_seconds_fit_their_column(milliseconds: float) -> None:
     """No span up to a thousand hours needs more than five characters."""
-    assert len(figures.seconds(milliseconds)) <= 5
+    assert len(format.seconds(milliseconds)) <= 5
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_seconds_fit_their_column(milliseconds: float) -> None:
 )
 def test_rate(speed: float | None, text: str) -> None:
     """A speed has the figures that four characters can hold."""
-    assert figures.rate(speed) == text
+    assert format.rate(speed) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "-"), (7, "7"), (999, "999"), (1000, "1k"), (12_345, "12k")])
 def test_count(number: int, text: str) -> None:
     """A count fits three characters."""
-    assert figures.count(number, 3) == text
+    assert format.count(number, 3) == text
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_count(number: int, text: str) -> None:
 )
 def test_percent_keeps_the_ends_for_all_and_nothing(ratio: float | None, text: str) -> None:
     """`100 %` means all and `0 %` means nothing."""
-    assert figures.percent(ratio) == text
+    assert format.percent(ratio) == text
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_percent_keeps_the_ends_for_all_and_nothing(ratio: float | None, text: s
 )
 def test_duration_has_two_units(span_s: float, text: str) -> None:
     """A duration shows its two largest units."""
-    assert figures.duration(span_s) == text
+    assert format.duration(span_s) == text
 
 
 @pytest.mark.parametrize(("span_s", "text"), [(8047, "02:14:07"), (90_061, "1d 01:01:01"), (-3, "00:00:00")])
 def test_elapsed_clock(span_s: float, text: str) -> None:
     """A running clock counts days apart, and never runs backwards."""
-    assert figures.elapsed_clock(span_s) == text
+    assert format.elapsed_clock(span_s) == text
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def test_elapsed_clock(span_s: float, text: str) -> None:
 )
 def test_memory(size: int | None, text: str) -> None:
     """Memory is written in binary units."""
-    assert figures.memory(size) == text
+    assert format.memory(size) == text
 
 
 def test_one_line_disarms_terminal_escapes() -> None:
     """Escapes, control characters and direction marks from outside cannot reach the terminal."""
-    text = figures.one_line("a\x1b[31mb\x07\r\nc\x9bd\u202ee\u200bf\ud800g\u2028h\ti")
+    text = format.one_line("a\x1b[31mb\x07\r\nc\x9bd\u202ee\u200bf\ud800g\u2028h\ti")
     assert text == "a [31mb   c\N{REPLACEMENT CHARACTER}def\N{REPLACEMENT CHARACTER}g h i"
 
 
 @given(st.text())
 def test_one_line_is_one_printable_line(text: str) -> None:
     """Whatever comes in, what comes out is one line without control characters, and has a width."""
-    shown = figures.one_line(text)
+    shown = format.one_line(text)
     assert len(shown.splitlines()) <= 1
     assert not any(ord(character) < 32 or 0x7F <= ord(character) < 0xA0 for character in shown)
     assert cell_len(shown) >= 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvstack.rundir import RawLog
-from kvstack.terminal import logfile
-from kvstack.terminal.logfile import Follower, last_lines
+from kvstack.terminal.commands import log_follower
+from kvstack.terminal.commands.log_follower import Follower, last_lines
 
 
 def test_last_lines(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_follow_gives_whole_lines(tmp_path: Path) -> None:
 
 def test_follow_bounds_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line without an end is given out in pieces."""
-    monkeypatch.setattr(logfile, "LINE_BYTES", 10)
+    monkeypatch.setattr(log_follower, "LINE_BYTES", 10)
     path = tmp_path / "server.log"
     path.touch()
     follower = Follower(path)

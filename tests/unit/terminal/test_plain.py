@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import RequestRow, ServerView, Snapshot
-from kvstack.terminal.plain import SETTLE_S, Announcer, Line, how_to_use, request_line
+from kvstack.terminal.plain_lines import SETTLE_S, Announcer, Line, how_to_use, request_line
 
 ROW = RequestRow(
     id=7,

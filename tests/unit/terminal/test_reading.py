@@ -14,10 +14,10 @@ from kvstack.state.lifecycle import State
 from kvstack.state.records import TaskView
 from kvstack.state.reducer import RequestRow, ServerView, SlotView, Snapshot, WarmupView
 from kvstack.state.verdict import VERDICTS
-from kvstack.terminal.glyphs import ASCII, UNICODE, chart, sparkline
-from kvstack.terminal.live import glyphs_for
-from kvstack.terminal.reading import decode_speed_by_context, level_of, read, recent_reuse_ratio
-from kvstack.terminal.slots import eta_s, slot_lines
+from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE, chart, sparkline
+from kvstack.terminal.dashboard.headline import decode_speed_by_context, level_of, read, recent_reuse_ratio
+from kvstack.terminal.dashboard.live import glyphs_for
+from kvstack.terminal.dashboard.slots import eta_s, slot_lines
 
 NOW_S = 1000.0
 READY = Snapshot("box", "http://127.0.0.1:1234", State.READY, state_since_s=900.0)

@@ -9,7 +9,7 @@ import json
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import Snapshot
 from kvstack.state.status_json import snapshot_from_dict
-from kvstack.terminal.dashboard import frame
+from kvstack.terminal.dashboard.frame import frame
 from tests.golden.terminal.scenes import NOW_S, scenes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstack.rundir import RunFile
-from kvstack.terminal import client
+from kvstack.terminal import control_client
 from kvstack.terminal.cli import main
 
 SYSTEM = 'You help.\n```json\n{{\n  "schema": "openclaw.inbound_meta.v1",\n  "message_id": "{id}"\n}}\n```\n'
@@ -187,8 +187,8 @@ def test_list_of_a_running_stack_with_another_file(
     assert run("rules", "list", str(config), "--json") == 0
     applied = [rule | {"hits": 3} for rule in envelope(capsys)["data"]["rules"]]
     stack = RunFile("box", 1, 1.0, "http://127.0.0.1:9", "token", str(config), "", "1.0")
-    monkeypatch.setattr(client, "find", lambda _: stack)
-    monkeypatch.setattr(client, "fetch", lambda *_: client.Answer(True, "", {"rules": applied}))
+    monkeypatch.setattr(control_client, "find", lambda _: stack)
+    monkeypatch.setattr(control_client, "fetch", lambda *_: control_client.Answer(True, "", {"rules": applied}))
     write(now)
     assert run("rules", "list", str(config), "--json") == 0
     data = envelope(capsys)["data"]
@@ -205,7 +205,7 @@ def test_list_of_a_file_whose_name_another_file_runs_by(
     rule = '[[rules.add]]\nname = "mine"\nwhere = "user head"\naction = "drop"\npattern = "at {time}: "\n'
     config.write_text(f'name = "box"\n[server]\nurl = "http://127.0.0.1:9"\n{rule}', "utf-8")
     stack = RunFile("box", 1, 1.0, "http://127.0.0.1:9", "token", str(tmp_path / "box.toml"), "", "1.0")
-    monkeypatch.setattr(client, "find", lambda _: stack)
+    monkeypatch.setattr(control_client, "find", lambda _: stack)
     assert run("rules", "list", str(config), "--json") == 0
     data = envelope(capsys)["data"]
     assert (data["stack"], data["config_path"]) == (None, str(config))
@@ -221,8 +221,8 @@ def test_list_of_a_running_stack_that_tells_less(
     assert run("rules", "list", str(config), "--json") == 0
     applied = [{key: rule[key] for key in rule if key != "digest"} for rule in envelope(capsys)["data"]["rules"]]
     stack = RunFile("box", 1, 1.0, "http://127.0.0.1:9", "token", str(config), "", "0.1")
-    monkeypatch.setattr(client, "find", lambda _: stack)
-    monkeypatch.setattr(client, "fetch", lambda *_: client.Answer(True, "", {"rules": applied}))
+    monkeypatch.setattr(control_client, "find", lambda _: stack)
+    monkeypatch.setattr(control_client, "fetch", lambda *_: control_client.Answer(True, "", {"rules": applied}))
     assert run("rules", "list", str(config)) == 0
     assert f"whether {config} says the same" in capsys.readouterr().out
 

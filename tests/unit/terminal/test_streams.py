@@ -20,7 +20,7 @@ from rich.text import Text
 from kvstack.rundir import RunDir
 from kvstack.terminal import output
 from kvstack.terminal.cli import main
-from kvstack.terminal.up_cmd import _quoted
+from kvstack.terminal.commands.up import _quoted
 from tests.real.stacks import free_ports
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a POSIX shell and /dev/full")

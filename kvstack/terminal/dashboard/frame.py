@@ -16,19 +16,19 @@ from rich.text import Text
 
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import RequestRow, ServerView, Snapshot
-from kvstack.terminal import figures
-from kvstack.terminal.figures import one_line
-from kvstack.terminal.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, sparkline
-from kvstack.terminal.guidance import guidance
-from kvstack.terminal.reading import (
+from kvstack.terminal import format
+from kvstack.terminal.dashboard.getting_started import guidance
+from kvstack.terminal.dashboard.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, sparkline
+from kvstack.terminal.dashboard.headline import (
     Level,
     decode_speed_by_context,
     model_requests,
     read,
     recent_reuse_ratio,
 )
-from kvstack.terminal.slots import slot_lines
-from kvstack.terminal.table import STYLES, RequestTable, verdict_style
+from kvstack.terminal.dashboard.request_table import STYLES, RequestTable, verdict_style
+from kvstack.terminal.dashboard.slots import slot_lines
+from kvstack.terminal.format import one_line
 
 __all__ = ["frame", "head_lines", "render", "summary"]
 
@@ -144,12 +144,12 @@ def _title(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> Text
     left = piece(" kvstack ", "bold reverse") + piece(f" {one_line(snapshot.name)}", "bold")
     right = piece(f" {_sign(level, glyphs)} {snapshot.state.upper()} ", f"{STYLES[level]} reverse")
     if snapshot.started_s is not None:
-        right.append(f" {figures.elapsed_clock(now_s - snapshot.started_s)}", "bold")
+        right.append(f" {format.elapsed_clock(now_s - snapshot.started_s)}", "bold")
     port = f" {_short_url(snapshot.server.url)}" if snapshot.server.url else ""
     program = " llama-server" if width >= 100 else ""
     pieces = [
         (f"  {_short_url(snapshot.proxy_url)} {glyphs.arrow}{program}{port}", "dim"),
-        (f"  {figures.plural(snapshot.restarts, 'restart')}" if snapshot.restarts else "", "yellow"),
+        (f"  {format.plural(snapshot.restarts, 'restart')}" if snapshot.restarts else "", "yellow"),
         (f"  pid {snapshot.server.pid}" if snapshot.server.pid is not None else "", "dim"),
     ]
     for text, style in pieces:
@@ -166,17 +166,17 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     device = _device_words(server)
     slots = f" x {server.slots} slots" if server.slots and server.slots > 1 else ""
     state: list[tuple[str, str]] = [
-        (f"ctx {figures.tokens(server.ctx_per_slot)}{slots}", ""),
-        (f"mem {figures.memory(server.rss_bytes)}", ""),
+        (f"ctx {format.tokens(server.ctx_per_slot)}{slots}", ""),
+        (f"mem {format.memory(server.rss_bytes)}", ""),
     ]
     if snapshot.state in {State.FAILED, State.STOPPED}:
         pass  # nothing is warm where nothing runs
     elif warm.is_running:
         state.append(("warming up", "yellow"))
     elif warm.is_unproved:
-        state.append((f"prefix {figures.tokens(warm.warm_tokens)} tok {warm.snapshot}, not proved yet", "cyan"))
+        state.append((f"prefix {format.tokens(warm.warm_tokens)} tok {warm.snapshot}, not proved yet", "cyan"))
     elif warm.outcome == "done":
-        state.append((f"warm prefix {figures.tokens(warm.warm_tokens)} tok {glyphs.good}", "green"))
+        state.append((f"warm prefix {format.tokens(warm.warm_tokens)} tok {glyphs.good}", "green"))
     elif warm.outcome == "failed":
         state.append((f"warm-up failed {glyphs.bad}", "yellow"))
     elif warm.outcome == "pending":
@@ -186,7 +186,7 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     if server.asleep:
         state.append(("asleep", "yellow"))
     if snapshot.ram_cache.prompts:
-        held = f"{figures.plural(snapshot.ram_cache.prompts, 'prompt')} {figures.memory(snapshot.ram_cache.size_bytes)}"
+        held = f"{format.plural(snapshot.ram_cache.prompts, 'prompt')} {format.memory(snapshot.ram_cache.size_bytes)}"
         state.append((f"ram cache {held}", ""))
     if server.build:
         state.append((f"build {one_line(server.build)}", "dim"))
@@ -243,9 +243,9 @@ def _sim_best_words(snapshot: Snapshot, width: int) -> Text:
     )
     text = piece(" sim_best ", "bold")
     if newest is None or newest.lcp_similarity_ratio is None:
-        text.append(figures.UNKNOWN, "dim")
+        text.append(format.UNKNOWN, "dim")
     else:
-        text.append(figures.ratio(newest.lcp_similarity_ratio), verdict_style(newest))
+        text.append(format.ratio(newest.lcp_similarity_ratio), verdict_style(newest))
     if snapshot.server.similarity_threshold_ratio is not None and width >= THRESHOLD_FROM_WIDTH:
         text.append(f" (> {snapshot.server.similarity_threshold_ratio:.2f})", "dim")
     return text
@@ -253,21 +253,21 @@ def _sim_best_words(snapshot: Snapshot, width: int) -> Text:
 
 def _totals_words(snapshot: Snapshot, width: int) -> Text:
     text = piece(" reuse ", "bold")
-    text.append(figures.percent(recent_reuse_ratio(model_requests(snapshot))))
+    text.append(format.percent(recent_reuse_ratio(model_requests(snapshot))))
     totals = snapshot.totals
     if width < BOTH_FROM_WIDTH and totals.cost_s >= 1:
         # What was saved is half the truth: where there is no room for both, the difference.
         net_s = totals.saved_s - totals.cost_s
         text.append("  saved net ", "bold")
-        text.append(f"{'-' if net_s < 0 else ''}{figures.duration(abs(net_s))}", "yellow" if net_s < 0 else "")
+        text.append(f"{'-' if net_s < 0 else ''}{format.duration(abs(net_s))}", "yellow" if net_s < 0 else "")
     else:
         text.append("  saved ", "bold")
-        text.append(figures.duration(totals.saved_s) if totals.requests else figures.UNKNOWN)
+        text.append(format.duration(totals.saved_s) if totals.requests else format.UNKNOWN)
         if totals.cost_s >= 1:
             text.append("  lost ", "bold")
-            text.append(figures.duration(totals.cost_s), "yellow")
+            text.append(format.duration(totals.cost_s), "yellow")
     if width >= 100 and totals.requests:
-        text.append(f" in {figures.plural(totals.requests, 'turn')}")
+        text.append(f" in {format.plural(totals.requests, 'turn')}")
     text.append(" ")
     return text
 
@@ -316,7 +316,7 @@ def _decode_by_context(rows: Sequence[RequestRow], glyphs: Glyphs) -> list[Text]
         return []
     text = piece(" decode ", "bold")
     text.append(
-        f" {glyphs.separator} ".join(f"up to {limit // 1024}k ctx {figures.rate(speed)}" for limit, speed in speeds)
+        f" {glyphs.separator} ".join(f"up to {limit // 1024}k ctx {format.rate(speed)}" for limit, speed in speeds)
         + " tok/s"
     )
     return [text]
@@ -329,7 +329,7 @@ def _warnings(snapshot: Snapshot, most: int, glyphs: Glyphs) -> list[Text]:
             continue
         sign, style = (glyphs.bad, "bold red") if level == "error" else (glyphs.warn, "bold yellow")
         lines.append(
-            piece(f" {sign} ", style) + piece(f"{figures.clock_time(time_s)} ", "dim") + piece(one_line(text), "yellow")
+            piece(f" {sign} ", style) + piece(f"{format.clock_time(time_s)} ", "dim") + piece(one_line(text), "yellow")
         )
     return lines[-most:]
 
@@ -354,7 +354,7 @@ def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs, *, watching: bool) -> 
     if log.unclaimed_tasks:
         notes.append((f"  {log.unclaimed_tasks:,} past the proxy", "yellow"))
     if log.drift:
-        notes.append((f"  {figures.plural(log.drift, 'log record')} not understood", "yellow"))
+        notes.append((f"  {format.plural(log.drift, 'log record')} not understood", "yellow"))
     if totals.ts_removed or totals.msg_ids_removed:
         notes.append((f"  stripped: ids {totals.msg_ids_removed:,}, ts {totals.ts_removed:,}", "dim"))
     stops = "again kills" if snapshot.state is State.STOPPING else "stops"

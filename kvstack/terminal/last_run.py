@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstack.rundir import RunDir
-from kvstack.terminal import figures
+from kvstack.terminal import format
 
 __all__ = ["Told", "last_written", "told"]
 
@@ -80,4 +80,4 @@ def _files(directory: RunDir, begun_s: float) -> list[tuple[str, Path, float]]:
 
 def _when(time_s: float) -> str:
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
-    return f"{moment} ({figures.duration(max(0.0, time.time() - time_s))} ago)"
+    return f"{moment} ({format.duration(max(0.0, time.time() - time_s))} ago)"

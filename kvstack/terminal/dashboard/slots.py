@@ -7,9 +7,9 @@ from __future__ import annotations
 from rich.text import Text
 
 from kvstack.state.reducer import RequestRow, SlotView, Snapshot
-from kvstack.terminal import figures
-from kvstack.terminal.figures import one_line
-from kvstack.terminal.glyphs import Glyphs, piece, progress_bar
+from kvstack.terminal import format
+from kvstack.terminal.dashboard.glyphs import Glyphs, piece, progress_bar
+from kvstack.terminal.format import one_line
 
 __all__ = ["eta_s", "slot_lines"]
 
@@ -76,14 +76,14 @@ def _busy(snapshot: Snapshot, slot: SlotView, width: int, glyphs: Glyphs) -> Tex
     decodes = row is not None and row.phase == "answering"
     if decodes or not prompt_tokens or done is None:
         text.append("decode " if decodes else "prefill ", "cyan")
-        text.append(f" {figures.tokens(prompt_tokens)} tokens of prompt ")
+        text.append(f" {format.tokens(prompt_tokens)} tokens of prompt ")
     else:
         ratio = min(1.0, done / prompt_tokens)
         text += progress_bar(ratio, _bar_width(width), glyphs, "cyan")
-        text.append(f" {figures.percent(ratio):>5}  {done:,}/{prompt_tokens:,}", "")
+        text.append(f" {format.percent(ratio):>5}  {done:,}/{prompt_tokens:,}", "")
         left_s = eta_s(snapshot, slot)
         if left_s is not None:
-            text.append(f"  ETA {figures.duration(left_s)}", "bold")
+            text.append(f"  ETA {format.duration(left_s)}", "bold")
     text.append(f"  {_whose(snapshot, slot)}", "dim")
     return text
 
@@ -94,10 +94,10 @@ def _idle(snapshot: Snapshot, slot: SlotView, width: int, glyphs: Glyphs) -> Tex
     if room:
         ratio = min(1.0, held / room)
         text += progress_bar(ratio, _bar_width(width), glyphs, "green")
-        text.append(f" {figures.percent(ratio):>5}  holds {held:,} of {room:,}")
+        text.append(f" {format.percent(ratio):>5}  holds {held:,} of {room:,}")
     else:
         text.append(f"holds {held:,}")
     if slot.checkpoints:
-        text.append(f"  {figures.plural(slot.checkpoints, 'checkpoint')}", "dim")
+        text.append(f"  {format.plural(slot.checkpoints, 'checkpoint')}", "dim")
     text.append(f"  {_whose(snapshot, slot)}", "dim")
     return text

@@ -43,12 +43,12 @@ def down(
     """
 
     def action() -> output.Result:
-        from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+        from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
 
-        run = client.find(stack)
+        run = control_client.find(stack)
         begun = time.monotonic()
         try:
-            answer = client.act(run, "stop", min(5.0, max(0.5, timeout_s)))
+            answer = control_client.act(run, "stop", min(5.0, max(0.5, timeout_s)))
             if not answer.ok:
                 _signal(run)
         except NotReady:  # it does not answer, but it lives: signals need no answer
@@ -74,7 +74,7 @@ def down(
 
 
 def _wait(run: RunFile, timeout_s: float) -> bool:
-    from kvstack.terminal.client import alive  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal.control_client import alive  # noqa: PLC0415 - only when the verb runs
 
     deadline = time.monotonic() + timeout_s
     while alive(run):
@@ -85,7 +85,7 @@ def _wait(run: RunFile, timeout_s: float) -> bool:
 
 
 def _signal(run: RunFile) -> None:
-    from kvstack.terminal.client import alive  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal.control_client import alive  # noqa: PLC0415 - only when the verb runs
 
     if alive(run):
         try:

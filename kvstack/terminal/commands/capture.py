@@ -17,7 +17,7 @@ import typer
 from kvstack.errors import KvstackError, NotRunning, UsageError
 from kvstack.terminal import output
 from kvstack.terminal.app import app
-from kvstack.terminal.figures import memory, plural
+from kvstack.terminal.format import memory, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,11 +55,11 @@ def capture(
     """
 
     def action() -> output.Result:
-        from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+        from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
 
         stack, file = _told_apart(arguments)
-        run = client.find(stack)
-        with _sink(file, append) as sink, client.follow(run, "capture") as lines:
+        run = control_client.find(stack)
+        with _sink(file, append) as sink, control_client.follow(run, "capture") as lines:
             written = _Written(sink)
             try:
                 whom = f"{run.name} ({run.proxy_url})"
@@ -116,7 +116,7 @@ class _Written:
 
 
 def _record(run: RunFile, lines: Iterator[bytes], written: _Written, count: int | None) -> output.Result:
-    from kvstack.terminal import ended  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal import last_run  # noqa: PLC0415 - only when the verb runs
 
     for line in lines:
         if line.isspace():
@@ -128,7 +128,7 @@ def _record(run: RunFile, lines: Iterator[bytes], written: _Written, count: int 
         written.add(line)
         if written.count == count:
             return output.Result(None, "")
-    told = ended.told(run.name, run.pid)
+    told = last_run.told(run.name, run.pid)
     if count is not None:
         after = f"after {written.count:,} of {plural(count, 'request')}"
         raise NotRunning(

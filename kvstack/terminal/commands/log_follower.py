@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kvstack.terminal.figures import one_line
+from kvstack.terminal.format import one_line
 
 __all__ = ["Follower", "last_lines"]
 

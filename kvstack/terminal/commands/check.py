@@ -8,7 +8,7 @@ import os
 
 from kvstack.terminal import output
 from kvstack.terminal.app import ConfigArgument, JsonOption, OverridesOption, app
-from kvstack.terminal.loading import load_checked
+from kvstack.terminal.config_file import load_checked
 
 __all__ = ["check"]
 

@@ -37,12 +37,12 @@ def logs(
     """
 
     def action() -> output.Result:
-        from kvstack.terminal import client, ended  # noqa: PLC0415 - only when the verb runs
-        from kvstack.terminal.logfile import Follower, last_lines  # noqa: PLC0415 - only when the verb runs
+        from kvstack.terminal import control_client, last_run  # noqa: PLC0415 - only when the verb runs
+        from kvstack.terminal.commands.log_follower import Follower, last_lines  # noqa: PLC0415 - only when the verb runs
 
         if follow and as_json:
             raise UsageError("--follow and --json do not go together", "", "Leave one of them out.")
-        directory, why_not = client.find_dir(stack)
+        directory, why_not = control_client.find_dir(stack)
         run = directory.read()
         if why_not is None and run is not None and run.attached:
             raise _no_log(run, directory)
@@ -57,11 +57,11 @@ def logs(
         for line in lines:
             output.write(line)
         while run is not None:
-            living = client.alive(run)
+            living = control_client.alive(run)
             for line in follower.more():
                 output.write(line)
             if not living:
-                told = ended.told(run.name, run.pid)
+                told = last_run.told(run.name, run.pid)
                 output.say(f"{run.name} has ended" if told is None else told.how)
                 break
             time.sleep(POLL_S)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from kvstack.errors import KvstackError, NotReady
-from kvstack.terminal import figures, output
+from kvstack.terminal import format, output
 from kvstack.terminal.app import JsonOption, StackArgument, app
 
 __all__ = ["warmup"]
@@ -24,13 +24,13 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
     """
 
     def action() -> output.Result:
-        from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+        from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
 
-        run = client.find(stack)
-        answer = client.act(run, "warmup", TIMEOUT_S)
+        run = control_client.find(stack)
+        answer = control_client.act(run, "warmup", TIMEOUT_S)
         data = answer.data or {}
         if not answer.ok:
-            status = client.fetch_status(run)
+            status = control_client.fetch_status(run)
             if status.get("state") != "ready":
                 raise NotReady(
                     f"The stack {run.name!r} is not ready", f"state: {status.get('state')}", "Wait until it is."
@@ -47,8 +47,8 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
             )
         # The prompt may hold a long user text behind the prefix, which nobody will ask for.
         prefix = data.get("boundary_tokens") or data.get("prompt_tokens")
-        prompt, new = figures.tokens(prefix), figures.tokens(data.get("evaluated_tokens"))
-        took = figures.seconds(data.get("duration_ms"))
+        prompt, new = format.tokens(prefix), format.tokens(data.get("evaluated_tokens"))
+        took = format.seconds(data.get("duration_ms"))
         how = {
             "restored": f"{run.name}: {prompt} tokens restored from a snapshot in {took}; the next answer proves it",
             "saved": f"{run.name} is warm: {new} tokens evaluated in {took}, and saved for the next start",

@@ -76,7 +76,7 @@ def _read(path: str) -> tuple[Path, str]:
 
 def _near(path: str) -> list[str]:
     """Files that may be meant where a stack's name is given, or a name without its directory."""
-    from kvstack.terminal.client import config_of  # noqa: PLC0415 - only where it went wrong
+    from kvstack.terminal.control_client import config_of  # noqa: PLC0415 - only where it went wrong
 
     name = Path(path).name
     tried = [config_of(path), f"{path}.toml", f"configs/{name}", f"configs/{name}.toml"]

@@ -39,10 +39,10 @@ def explain(
     """
 
     def action() -> output.Result:
-        from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+        from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
 
-        run = client.find(stack)
-        answer = client.fetch(run, f"requests/{request}" + ("?text=1" if show_text else ""))
+        run = control_client.find(stack)
+        answer = control_client.fetch(run, f"requests/{request}" + ("?text=1" if show_text else ""))
         if not answer.ok or answer.data is None:
             raise KvstackError(
                 f"The stack {run.name!r} cannot explain that request",

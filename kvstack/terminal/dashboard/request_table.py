@@ -12,9 +12,9 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from kvstack.state.reducer import RequestRow
-from kvstack.terminal import figures
-from kvstack.terminal.glyphs import Glyphs, cut, piece
-from kvstack.terminal.reading import Level, level_of
+from kvstack.terminal import format
+from kvstack.terminal.dashboard.glyphs import Glyphs, cut, piece
+from kvstack.terminal.dashboard.headline import Level, level_of
 
 __all__ = ["STYLES", "RequestTable", "api_word", "verdict_style", "why_words"]
 
@@ -50,17 +50,17 @@ def api_word(row: RequestRow) -> str:
     The API of a request in at most four letters.
     """
     if row.api is None:
-        return figures.UNKNOWN
-    return _API_WORDS.get(row.api, figures.one_line(row.api)[:4])
+        return format.UNKNOWN
+    return _API_WORDS.get(row.api, format.one_line(row.api)[:4])
 
 
 def why_words(row: RequestRow) -> str:
     """
     The reason of a verdict and what it cost, or nothing.
     """
-    why = figures.one_line(row.cause or row.error or "")
+    why = format.one_line(row.cause or row.error or "")
     if why and row.cost_s is not None and row.cost_s >= 0.1:
-        why = f"cost {figures.seconds(row.cost_s * 1000)}: {why}"
+        why = f"cost {format.seconds(row.cost_s * 1000)}: {why}"
     return why
 
 
@@ -78,32 +78,32 @@ def _verdict(row: RequestRow) -> str:
         return "decode"
     if row.phase == "forwarded":
         if row.processed_tokens and row.prompt_tokens:
-            return f"pre {figures.percent(min(1.0, row.processed_tokens / row.prompt_tokens))}"
+            return f"pre {format.percent(min(1.0, row.processed_tokens / row.prompt_tokens))}"
         return "prefill"
     return {"received": "waits"}.get(row.phase, row.phase)
 
 
 def _count(value: int | None, width: int) -> str:
-    text = figures.tokens(value)
+    text = format.tokens(value)
     return text if len(text) <= width else text.replace(",", "")
 
 
 def _columns(count: int) -> tuple[Column, ...]:
     return (
-        Column("time", 8, 1, lambda row: figures.clock_time(row.time_s), "left"),
+        Column("time", 8, 1, lambda row: format.clock_time(row.time_s), "left"),
         Column("api", 4, 4, api_word, "left"),
-        Column("client", 12, 8, lambda row: row.side or row.client or figures.UNKNOWN, "left"),
+        Column("client", 12, 8, lambda row: row.side or row.client or format.UNKNOWN, "left"),
         Column("prompt", count, 2, lambda row: _count(row.prompt_tokens, count)),
         Column("cached", count, 2, lambda row: _count(row.cached_tokens, count)),
         Column("new", count, 2, lambda row: _count(row.evaluated_tokens, count)),
-        Column("reuse", 5, 7, lambda row: figures.percent(row.reuse_ratio)),
-        Column("sim_best", 8, 3, lambda row: figures.ratio(row.lcp_similarity_ratio)),
-        Column("prefill", 7, 3, lambda row: figures.seconds(row.prefill_ms)),
-        Column("TTFT", 5, 5, lambda row: figures.seconds(row.ttft_ms)),
+        Column("reuse", 5, 7, lambda row: format.percent(row.reuse_ratio)),
+        Column("sim_best", 8, 3, lambda row: format.ratio(row.lcp_similarity_ratio)),
+        Column("prefill", 7, 3, lambda row: format.seconds(row.prefill_ms)),
+        Column("TTFT", 5, 5, lambda row: format.seconds(row.ttft_ms)),
         Column("out", count, 9, lambda row: _count(row.generated_tokens, count)),
-        Column("t/s", 4, 5, lambda row: figures.rate(row.decode_tokens_per_s)),
-        Column("ids", 3, 6, lambda row: figures.count(row.msg_ids_removed, 3)),
-        Column("ts", 3, 6, lambda row: figures.count(row.ts_removed, 3)),
+        Column("t/s", 4, 5, lambda row: format.rate(row.decode_tokens_per_s)),
+        Column("ids", 3, 6, lambda row: format.count(row.msg_ids_removed, 3)),
+        Column("ts", 3, 6, lambda row: format.count(row.ts_removed, 3)),
         Column("verdict", 9, 1, _verdict, "left"),
     )
 
@@ -155,7 +155,7 @@ class RequestTable:
             if column.title == "verdict":
                 text.append(_justified(column.cell(row), column), verdict_style(row))
             else:
-                shown = cut(piece(figures.one_line(column.cell(row))), column.width, self._glyphs).plain.rstrip()
+                shown = cut(piece(format.one_line(column.cell(row))), column.width, self._glyphs).plain.rstrip()
                 text.append(_justified(shown, column), _cell_style(column.title, row))
         why = why_words(row)
         lines = [text]

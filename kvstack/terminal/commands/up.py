@@ -47,7 +47,7 @@ def up(
 
 def _dry_run(config: str, overrides: Sequence[str] | None) -> int:
     from kvstack.stack.plan import make_plan  # noqa: PLC0415 - other verbs must not pay for it
-    from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - see above
+    from kvstack.terminal.config_file import load_checked  # noqa: PLC0415 - see above
 
     parsed, path = load_checked(config, overrides)
     plan = make_plan(parsed, path, os.environ, dry_run=True)
@@ -73,7 +73,7 @@ def _quoted(word: str) -> str:
 
 
 def _start(config: str, overrides: Sequence[str] | None, detach: bool, wait: bool, no_dashboard: bool) -> int:
-    from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - other verbs must not pay for it
+    from kvstack.terminal.config_file import load_checked  # noqa: PLC0415 - other verbs must not pay for it
 
     parsed, path = load_checked(config, overrides)
     if detach:
@@ -85,7 +85,7 @@ def _start(config: str, overrides: Sequence[str] | None, detach: bool, wait: boo
 
     plain = no_dashboard or output.is_plain(sys.stdout, os.environ)
     if not plain:
-        from kvstack.terminal.live import in_foreground  # noqa: PLC0415 - plain lines need no rich
+        from kvstack.terminal.dashboard.live import in_foreground  # noqa: PLC0415 - plain lines need no rich
 
         plain = not in_foreground(sys.stdout)
     plan = make_plan(parsed, path, os.environ)

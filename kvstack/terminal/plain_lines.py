@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import RequestRow, Snapshot
-from kvstack.terminal import figures
-from kvstack.terminal.figures import one_line
+from kvstack.terminal import format
+from kvstack.terminal.format import one_line
 
 __all__ = ["Announcer", "Line", "how_to_use", "request_line", "verbs_for"]
 
@@ -47,7 +47,7 @@ def request_line(row: RequestRow) -> str:
         f"msg_ids_removed={row.msg_ids_removed}",
         f"items_modified={row.items_modified}",
         f"stream={row.stream}",
-        f"sim_best={figures.ratio(row.lcp_similarity_ratio)}",
+        f"sim_best={format.ratio(row.lcp_similarity_ratio)}",
         f"cached={_plain(row.cached_tokens)}",
         f"evaluated={_plain(row.evaluated_tokens)}",
         one_line(row.verdict or "UNKNOWN"),
@@ -63,7 +63,7 @@ def request_line(row: RequestRow) -> str:
 
 
 def _plain(count: int | None) -> str:
-    return figures.UNKNOWN if count is None else str(count)
+    return format.UNKNOWN if count is None else str(count)
 
 
 def how_to_use(snapshot: Snapshot) -> list[str]:
@@ -113,7 +113,7 @@ class Announcer:
             case WarmupEnded(outcome="done"):
                 return [Line(_warm(event))]
             case WarmupJudged(holds=True):
-                return [Line(f"warm-up: proved, {figures.tokens(event.cached_tokens)} tokens were found cached")]
+                return [Line(f"warm-up: proved, {format.tokens(event.cached_tokens)} tokens were found cached")]
             case WarmupEnded(outcome="no prefix known"):
                 return [Line("warm-up: no prefix known; set warmup.request_file or warmup.system_prompt")]
             case Notice():
@@ -151,8 +151,8 @@ class Announcer:
 
 
 def _warm(event: WarmupEnded) -> str:
-    took = "" if event.duration_ms is None else f" in {figures.duration(event.duration_ms / 1000)}"
-    warm, new = figures.tokens(event.warm_tokens), figures.tokens(event.evaluated_tokens)
+    took = "" if event.duration_ms is None else f" in {format.duration(event.duration_ms / 1000)}"
+    warm, new = format.tokens(event.warm_tokens), format.tokens(event.evaluated_tokens)
     match event.snapshot:
         case "restored":
             return f"warm-up: {warm} tokens were restored from a snapshot{took}; the first answer will prove it"

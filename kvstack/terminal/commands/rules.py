@@ -15,7 +15,7 @@ import typer
 from kvstack.errors import KvstackError, NotRunning, StartFailed, UsageError
 from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, app
-from kvstack.terminal.figures import one_line, plural
+from kvstack.terminal.format import one_line, plural
 
 if TYPE_CHECKING:
     from kvstack.prompt._rules_api import RuleSet
@@ -116,23 +116,23 @@ def try_rules(
 
     def action() -> output.Result:
         from kvstack.prompt.report.replay import try_requests, unmatched_rules  # noqa: PLC0415 - only when the verb runs
-        from kvstack.terminal import rules_trial  # noqa: PLC0415
+        from kvstack.terminal.commands import rules_test  # noqa: PLC0415
 
         rules = _rules(config)
         tried = try_requests(_read_requests(file), rules, _chat_template(config))
         unmatched = unmatched_rules(rules, tried)
-        return output.Result(rules_trial.data(tried, unmatched), rules_trial.text(tried, unmatched))
+        return output.Result(rules_test.data(tried, unmatched), rules_test.text(tried, unmatched))
 
     output.deliver("rules test", as_json, action)
 
 
 def _running(target: str | None) -> RunFile | None:
     """The running stack that is meant; None if a config file is, or nothing at all while none runs."""
-    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
 
     file = Path(target).expanduser() if target is not None else None
     try:
-        run = client.find(target)
+        run = control_client.find(target)
     except NotRunning:
         if file is not None and not file.is_file():
             raise
@@ -143,9 +143,9 @@ def _running(target: str | None) -> RunFile | None:
 
 def _rules_of(run: RunFile) -> list[dict[str, Any]]:
     """The rules that a running stack applies: `--set` is not in its file, and the file may have changed since."""
-    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
 
-    answer = client.fetch(run, "rules")
+    answer = control_client.fetch(run, "rules")
     lines = answer.data.get("rules") if answer.ok and answer.data is not None else None
     if not isinstance(lines, list):
         raise KvstackError(
@@ -184,7 +184,7 @@ def _compare(told: Sequence[Mapping[str, Any]], run: RunFile) -> tuple[list[str]
 
 def _rules(config: str | None) -> RuleSet:
     from kvstack.stack.plan import load_rules  # noqa: PLC0415 - only when the verb runs
-    from kvstack.terminal.loading import load_config  # noqa: PLC0415
+    from kvstack.terminal.config_file import load_config  # noqa: PLC0415
 
     if config is not None:
         return load_rules(*load_config(config, None))
@@ -206,7 +206,7 @@ def _chat_template(config: str | None) -> str | None:
     from kvstack.process.machine import look_at_model  # noqa: PLC0415 - only when the verb runs
     from kvstack.process.models import resolve_model  # noqa: PLC0415
     from kvstack.rundir import cache_dir  # noqa: PLC0415
-    from kvstack.terminal.loading import load_config  # noqa: PLC0415
+    from kvstack.terminal.config_file import load_config  # noqa: PLC0415
 
     try:
         model = resolve_model(load_config(config, None)[0], cache_dir())

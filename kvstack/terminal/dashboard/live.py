@@ -19,8 +19,8 @@ from typing import TextIO
 from rich.live import Live
 
 from kvstack.state.reducer import Snapshot
-from kvstack.terminal.dashboard import render
-from kvstack.terminal.glyphs import ASCII, UNICODE, Glyphs
+from kvstack.terminal.dashboard.frame import render
+from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE, Glyphs
 from kvstack.terminal.output import console
 
 __all__ = ["Dashboard", "glyphs_for", "in_foreground"]

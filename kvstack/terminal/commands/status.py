@@ -48,12 +48,12 @@ def status(
     """
 
     def action() -> output.Result:
-        from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+        from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
 
-        run = client.find(stack)
+        run = control_client.find(stack)
         if watch:
             return _watch(run, as_json)
-        return _result(run, client.fetch_status(run))
+        return _result(run, control_client.fetch_status(run))
 
     output.deliver("status", as_json, action)
 
@@ -83,8 +83,8 @@ def _picture(data: dict[str, Any], screen: Console) -> RenderableType:
     from rich.console import Group  # noqa: PLC0415 - JSON output needs no rich
 
     from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - see above
-    from kvstack.terminal.dashboard import summary  # noqa: PLC0415 - see above
-    from kvstack.terminal.live import glyphs_for  # noqa: PLC0415 - see above
+    from kvstack.terminal.dashboard.frame import summary  # noqa: PLC0415 - see above
+    from kvstack.terminal.dashboard.live import glyphs_for  # noqa: PLC0415 - see above
 
     width = screen.width if sys.stdout.isatty() else PIPE_WIDTH
     lines = summary(snapshot_from_dict(data), width, time.time(), ROWS, glyphs_for(sys.stdout))
@@ -94,32 +94,32 @@ def _picture(data: dict[str, Any], screen: Console) -> RenderableType:
 
 
 def _watch(run: RunFile, as_json: bool) -> output.Result:
-    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
 
     if as_json:
         _watch_json(run)
-    data = client.fetch_status(run)
+    data = control_client.fetch_status(run)
     if output.is_plain(sys.stdout, os.environ):
         _watch_lines(run, data)
     from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - only on a terminal
-    from kvstack.terminal.live import Dashboard  # noqa: PLC0415 - only on a terminal
+    from kvstack.terminal.dashboard.live import Dashboard  # noqa: PLC0415 - only on a terminal
 
     seen = snapshot_from_dict(data)
     with Dashboard(lambda: seen, watching=True):
         while True:
             time.sleep(WATCH_S)
-            seen = snapshot_from_dict(client.fetch_status(run))
+            seen = snapshot_from_dict(control_client.fetch_status(run))
 
 
 def _watch_json(run: RunFile) -> None:
     """One envelope per line, whenever something changed; the end of the stack is such a line too."""
-    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
 
     before = ""
     over = False
     while True:
         try:
-            result = _result(run, client.fetch_status(run))
+            result = _result(run, control_client.fetch_status(run))
         except KvstackError as error:
             result = output.Result(None, "", error.exit_code, error)
             over = not isinstance(error, NotReady)  # it lives, and may answer again
@@ -135,8 +135,8 @@ def _watch_json(run: RunFile) -> None:
 def _watch_lines(run: RunFile, data: dict[str, Any]) -> None:
     """One line per request that is over, and one per change of the state."""
     from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - only when the verb runs
-    from kvstack.terminal import client  # noqa: PLC0415 - only when the verb runs
-    from kvstack.terminal.plain import request_line  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
+    from kvstack.terminal.plain_lines import request_line  # noqa: PLC0415 - only when the verb runs
 
     shown = 0
     state = None
@@ -150,4 +150,4 @@ def _watch_lines(run: RunFile, data: dict[str, Any]) -> None:
                 output.write(request_line(row))
                 shown = row.id
         time.sleep(WATCH_S)
-        data = client.fetch_status(run)
+        data = control_client.fetch_status(run)

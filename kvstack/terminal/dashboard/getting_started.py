@@ -8,10 +8,10 @@ from rich.text import Text
 
 from kvstack.state.lifecycle import State
 from kvstack.state.reducer import Snapshot
-from kvstack.terminal import figures
-from kvstack.terminal.figures import one_line
-from kvstack.terminal.glyphs import Glyphs, piece
-from kvstack.terminal.reading import state_sentence
+from kvstack.terminal import format
+from kvstack.terminal.dashboard.glyphs import Glyphs, piece
+from kvstack.terminal.dashboard.headline import state_sentence
+from kvstack.terminal.format import one_line
 
 __all__ = ["guidance"]
 
@@ -51,9 +51,9 @@ def guidance(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> list[Text]:
             elif index == at:
                 step = piece(f"   {glyphs.arrow} {text}", "bold yellow")
                 if snapshot.state_since_s is not None:
-                    step.append(f"  for {figures.duration(now_s - snapshot.state_since_s)}")
+                    step.append(f"  for {format.duration(now_s - snapshot.state_since_s)}")
                 if snapshot.server.rss_bytes is not None:
-                    step.append(f", {figures.memory(snapshot.server.rss_bytes)} in memory")
+                    step.append(f", {format.memory(snapshot.server.rss_bytes)} in memory")
                 lines.append(step)
             else:
                 lines.append(piece(f"   {glyphs.idle} {text}", "dim"))

@@ -14,7 +14,7 @@ from kvstack.prompt.diff.difference import Divergence
 from kvstack.prompt.engine import UNSPLIT
 from kvstack.prompt.report.listing import Shown
 from kvstack.prompt.report.replay import Compared, Prefix, Tried, Unmatched
-from kvstack.terminal.figures import one_line, plural
+from kvstack.terminal.format import one_line, plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

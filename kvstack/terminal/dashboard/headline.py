@@ -12,7 +12,7 @@ from kvstack.state.lifecycle import State
 from kvstack.state.reducer import RequestRow, Snapshot
 from kvstack.state.stats import decode_by_context
 from kvstack.state.verdict import is_next_to_nothing
-from kvstack.terminal.figures import duration, one_line, percent, plural, seconds, tokens
+from kvstack.terminal.format import duration, one_line, percent, plural, seconds, tokens
 
 __all__ = [
     "Level",

@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit
 from kvstack.errors import KvstackError, NotReady, NotRunning, UsageError
 from kvstack.process.identity import ProcessIdentity, is_alive
 from kvstack.rundir import RunDir, RunFile, last_used, names, names_with_log
-from kvstack.terminal import ended
+from kvstack.terminal import last_run
 
 __all__ = [
     "Answer",
@@ -120,7 +120,7 @@ def find(target: str | None) -> RunFile:
         return living[0]
     last = last_used() or ""
     killed = runs if len(runs) == 1 else [run for run in runs if run.name == last]
-    told = ended.told(last)
+    told = last_run.told(last)
     if killed and told is None:
         raise _stale(killed[0])
     if told is None:
@@ -285,7 +285,7 @@ def _connection(run: RunFile, timeout_s: float) -> http.client.HTTPConnection:
 
 
 def _silent(run: RunFile, error: Exception) -> KvstackError:
-    told = ended.told(run.name, run.pid)
+    told = last_run.told(run.name, run.pid)
     if told is not None:
         return NotRunning(f"The stack {run.name!r} has just ended", told.how, told.next_step)
     if not alive(run):
@@ -344,13 +344,13 @@ def _stale(run: RunFile) -> NotRunning:
     killed = f"its run file names pid {run.pid}, which has ended without clearing up (killed, or the machine restarted)"
     return NotRunning(
         f"The stack {run.name!r} is not running",
-        "\n".join([killed, *ended.last_written(run.name, run.begun_s)]),
+        "\n".join([killed, *last_run.last_written(run.name, run.begun_s)]),
         f"Start it again: `kvstack up {run.config_path}`.",
     )
 
 
 def _none_named(name: str) -> NotRunning:
-    told = ended.told(name) if _safe(name) else None
+    told = last_run.told(name) if _safe(name) else None
     facts = [f"the last one: {told.how}"] if told is not None else []
     others = _others(name)
     return NotRunning(

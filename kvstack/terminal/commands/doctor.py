@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvstack.errors import ExitCode, KvstackError
 from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, KnownConfigArgument, OverridesOption, app
-from kvstack.terminal.figures import duration, plural
+from kvstack.terminal.format import duration, plural
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def doctor(config: KnownConfigArgument, overrides: OverridesOption = None, as_js
 
     def action() -> output.Result:
         from kvstack.doctor import Severity, diagnose  # noqa: PLC0415 - other verbs need none of this
-        from kvstack.terminal.loading import load_checked  # noqa: PLC0415 - see above
+        from kvstack.terminal.config_file import load_checked  # noqa: PLC0415 - see above
 
         parsed, path = load_checked(_file(config), overrides)
         bare, failed, log = _facts(parsed, path)
@@ -78,9 +78,9 @@ def _file(target: str) -> str:
     """The config file that is meant: a file, or that of the stack of this name."""
     from pathlib import Path  # noqa: PLC0415 - see above
 
-    from kvstack.terminal import client  # noqa: PLC0415 - see above
+    from kvstack.terminal import control_client  # noqa: PLC0415 - see above
 
-    return target if Path(target).expanduser().is_file() else client.config_of(target) or target
+    return target if Path(target).expanduser().is_file() else control_client.config_of(target) or target
 
 
 def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], LastLog]:
@@ -161,14 +161,14 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
 
 def _running(name: str) -> tuple[RunFile | None, Mapping[str, Any] | None]:
     """The run file of the stack of that name if it lives, and what it says of itself."""
-    from kvstack.terminal import client  # noqa: PLC0415 - see above
+    from kvstack.terminal import control_client  # noqa: PLC0415 - see above
 
     try:
-        run = client.find(name)
+        run = control_client.find(name)
     except KvstackError:
         return None, None
     try:
-        return run, client.fetch_status(run)
+        return run, control_client.fetch_status(run)
     except KvstackError:
         return run, None
 
