@@ -12,7 +12,7 @@ import struct
 import pytest
 
 from kvstack.upstream import Health, Upstream, UpstreamError
-from tests.integration.proxy_rig import answer, closed_port
+from tests.integration.proxy.proxy_rig import answer, closed_port
 from tests.integration.stub_upstream import run_stub
 
 

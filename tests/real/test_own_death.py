@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from kvstack.rundir import RunDir
-from tests.integration.pseudo_terminal import run_in_terminal
+from tests.integration.terminal.pseudo_terminal import run_in_terminal
 from tests.real.stacks import free_ports, post, run_stack, write_config
 
 pytestmark = [

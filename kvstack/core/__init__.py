@@ -1,3 +1,0 @@
-"""
-The shared vocabulary of every room. Pure.
-"""
