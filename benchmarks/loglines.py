@@ -23,7 +23,7 @@ from kvstack.llama.log.reader import LogReader
 from kvstack.process.child import Child
 from kvstack.rundir import RawLog
 from kvstack.state.events import LogFactSeen, LogLineSeen
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "log"
 CHUNK_BYTES = 65536

@@ -30,8 +30,10 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvstack.prompt._rules_api import RuleSet, apply_rules, compile_rules, parse_pack  # noqa: E402
+from kvstack.prompt.engine import apply_rules  # noqa: E402
 from kvstack.prompt.memory.store import ConversationMemory  # noqa: E402
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack  # noqa: E402
+from kvstack.prompt.rules.ruleset import RuleSet  # noqa: E402
 from tests.conftest import SERVERS  # noqa: E402
 from tests.golden.rules.corpus import Request, load, names  # noqa: E402
 

@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 
-from kvstack.prompt._rules_api import RuleSet, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSet
 
 WORDS = "amber birch cloud delta ember frost grove heath iris jade kayak lemon maple north olive".split()  # noqa: SIM905
 NEWEST = "go on 000000"

@@ -12,9 +12,8 @@ from collections import deque
 from types import TracebackType
 
 from kvstack.state.events import Event
-from kvstack.state.reducer import Snapshot, reduce
-
-__all__ = ["Bus", "Subscription"]
+from kvstack.state.reducer import reduce
+from kvstack.state.stack_state import Snapshot
 
 
 class Bus:
@@ -30,9 +29,7 @@ class Bus:
         self._subscriptions: set[Subscription] = set()
 
     def publish(self, event: Event) -> None:
-        """
-        Reduce *event* into the Snapshot, then put it into every subscription.
-        """
+        """Reduce *event* into the Snapshot, then put it into every subscription."""
         self.snapshot = reduce(self.snapshot, event)
         for subscription in self._subscriptions:
             subscription._put(event)
@@ -86,15 +83,11 @@ class Subscription:
         return self._events.popleft()
 
     def current(self) -> Snapshot:
-        """
-        The Snapshot as of now, events that still wait here included.
-        """
+        """The Snapshot as of now, events that still wait here included."""
         return self._bus.snapshot
 
     def close(self) -> None:
-        """
-        Stop listening.
-        """
+        """Stop listening."""
         self._bus._drop(self)
 
     def _put(self, event: Event) -> None:

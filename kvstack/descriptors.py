@@ -13,7 +13,6 @@ import sys
 if sys.platform != "win32":
     import resource
 
-__all__ = ["limit", "raise_limit", "ran_out"]
 
 WANTED = (65_536, 10_240)
 """Soft limits to try, in this order: a hard limit may be without end, and macOS allows less than it says."""
@@ -22,9 +21,7 @@ _USED_UP = {errno.EMFILE, errno.ENFILE}
 
 
 def limit() -> int | None:
-    """
-    How many this process may have; None where that is not limited.
-    """
+    """How many this process may have; None where that is not limited."""
     if sys.platform == "win32":
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -32,9 +29,7 @@ def limit() -> int | None:
 
 
 def raise_limit() -> None:
-    """
-    Take as many as the hard limit allows: the soft one is often 1,024, or 256 on macOS.
-    """
+    """Take as many as the hard limit allows: the soft one is often 1,024, or 256 on macOS."""
     if sys.platform == "win32":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

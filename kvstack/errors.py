@@ -24,29 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = [
-    "AlreadyRunning",
-    "BinaryNotFound",
-    "ChildLost",
-    "ConfigError",
-    "ExitCode",
-    "KvstackError",
-    "ModelNotFound",
-    "NotReady",
-    "NotRunning",
-    "PortTaken",
-    "Problem",
-    "StartFailed",
-    "UsageError",
-    "foremost",
-    "unexpected",
-]
-
 
 class ExitCode(IntEnum):
-    """
-    What the process says with its exit status; the README lists the same table.
-    """
+    """What the process says with its exit status; the README lists the same table."""
 
     OK = 0
     ERROR = 1
@@ -81,9 +61,7 @@ class KvstackError(Exception):
 
 
 class UsageError(KvstackError):
-    """
-    The command line asks for something that cannot be done as asked.
-    """
+    """The command line asks for something that cannot be done as asked."""
 
     exit_code = ExitCode.USAGE
 
@@ -132,65 +110,47 @@ class ConfigError(KvstackError):
 
 
 class StartFailed(KvstackError):
-    """
-    The stack could not be brought up.
-    """
+    """The stack could not be brought up."""
 
     exit_code = ExitCode.START_FAILED
 
 
 class BinaryNotFound(StartFailed):
-    """
-    There is no usable llama-server.
-    """
+    """There is no usable llama-server."""
 
 
 class ModelNotFound(StartFailed):
-    """
-    The model file is missing, incomplete or cannot be had.
-    """
+    """The model file is missing, incomplete or cannot be had."""
 
 
 class PortTaken(StartFailed):
-    """
-    A port is held by a program that is not a kvstack.
-    """
+    """A port is held by a program that is not a kvstack."""
 
 
 class NotReady(StartFailed):
-    """
-    The stack runs but cannot serve yet.
-    """
+    """The stack runs but cannot serve yet."""
 
 
 class NotRunning(KvstackError):
-    """
-    No stack of that name (or none at all) is running.
-    """
+    """No stack of that name (or none at all) is running."""
 
     exit_code = ExitCode.NOT_RUNNING
 
 
 class AlreadyRunning(KvstackError):
-    """
-    The name or the port is held by another kvstack.
-    """
+    """The name or the port is held by another kvstack."""
 
     exit_code = ExitCode.NOT_RUNNING
 
 
 class ChildLost(KvstackError):
-    """
-    llama-server died and the restart budget is used up.
-    """
+    """llama-server died and the restart budget is used up."""
 
     exit_code = ExitCode.CHILD_LOST
 
 
 def unexpected(error: BaseException) -> KvstackError:
-    """
-    A fault of kvstack itself, in three parts.
-    """
+    """A fault of kvstack itself, in three parts."""
     return KvstackError(
         "kvstack has a fault of its own",
         f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
@@ -199,9 +159,7 @@ def unexpected(error: BaseException) -> KvstackError:
 
 
 def foremost(error: BaseException) -> BaseException:
-    """
-    Of errors that came together in a group, the one that a person should see: one of ours if there is one.
-    """
+    """Of errors that came together in a group, the one that a person should see: one of ours if there is one."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     ours, rest = error.split(KvstackError)

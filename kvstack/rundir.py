@@ -28,50 +28,29 @@ import platformdirs
 from kvstack.errors import AlreadyRunning, KvstackError
 from kvstack.runfiles import EndFile, RunFile
 
-__all__ = [
-    "EndFile",
-    "RawLog",
-    "RunDir",
-    "RunFile",
-    "cache_dir",
-    "last_used",
-    "names",
-    "names_with_log",
-    "new_token",
-    "state_dir",
-]
-
 LOG_BYTES = 16 * 1024 * 1024
 LOG_FILES_KEPT = 3
 
 
 def state_dir() -> Path:
-    """
-    Where stacks keep their run files and logs.
-    """
+    """Where stacks keep their run files and logs."""
     override = os.environ.get("KVSTACK_STATE_DIR")
     return Path(override).absolute() if override else platformdirs.user_state_path("kvstack", appauthor=False)
 
 
 def cache_dir() -> Path:
-    """
-    Where kvstack keeps what it can make again.
-    """
+    """Where kvstack keeps what it can make again."""
     override = os.environ.get("KVSTACK_CACHE_DIR")
     return Path(override).absolute() if override else platformdirs.user_cache_path("kvstack", appauthor=False)
 
 
 def new_token() -> str:
-    """
-    A fresh secret for the routes that act.
-    """
+    """A fresh secret for the routes that act."""
     return secrets.token_urlsafe(24)
 
 
 class RunDir:
-    """
-    The directory of one stack, by name.
-    """
+    """The directory of one stack, by name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -109,24 +88,18 @@ class RunDir:
             ) from None
 
     def unlock(self) -> None:
-        """
-        Give the lock back.
-        """
+        """Give the lock back."""
         self._lock.release(force=True)
 
     def read(self) -> RunFile | None:
-        """
-        The run file, or None if there is none that can be read.
-        """
+        """The run file, or None if there is none that can be read."""
         try:
             return RunFile.from_json(self._run_path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             return None
 
     def read_end(self) -> EndFile | None:
-        """
-        How the last stack ended, or None if no error ended it.
-        """
+        """How the last stack ended, or None if no error ended it."""
         try:
             return EndFile.from_json(self._end_path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
@@ -142,30 +115,22 @@ class RunDir:
         _replace(self._run_path, run.to_json())
 
     def write_end(self, end: EndFile) -> None:
-        """
-        Leave word of how the stack ended.  Where that cannot be written, there is nobody to tell it to either.
-        """
+        """Leave word of how the stack ended.  Where that cannot be written, there is nobody to tell it to either."""
         with contextlib.suppress(OSError):
             _replace(self._end_path, end.to_json())
 
     def set_server(self, pid: int | None, started_s: float | None, argv0: str | None) -> None:
-        """
-        Note which llama-server is ours now, so that a later `up` can find what a killed run left.
-        """
+        """Note which llama-server is ours now, so that a later `up` can find what a killed run left."""
         run = self.read()
         if run is not None:
             self.write(replace(run, server_pid=pid, server_started_s=started_s, server_argv0=argv0))
 
     def clear(self) -> None:
-        """
-        Remove the run file: the stack ended in order.
-        """
+        """Remove the run file: the stack ended in order."""
         self._run_path.unlink(missing_ok=True)
 
     def forget_end(self) -> None:
-        """
-        Another stack begins: how the last one ended is of no interest any more.
-        """
+        """Another stack begins: how the last one ended is of no interest any more."""
         with contextlib.suppress(OSError):  # Windows: somebody reads it in this moment
             self._end_path.unlink(missing_ok=True)
 
@@ -184,23 +149,17 @@ def _replace(path: Path, text: str) -> None:
 
 
 def names() -> list[str]:
-    """
-    Names of all stacks that have a run file, running or not, in alphabetical order.
-    """
+    """Names of all stacks that have a run file, running or not, in alphabetical order."""
     return sorted(path.parent.name for path in state_dir().glob("*/run.json"))
 
 
 def names_with_log() -> list[str]:
-    """
-    Names of all stacks whose log is there, running or not, in alphabetical order.
-    """
+    """Names of all stacks whose log is there, running or not, in alphabetical order."""
     return sorted(path.parent.name for path in state_dir().glob("*/server.log"))
 
 
 def last_used() -> str | None:
-    """
-    Name of the stack that was started, or ended, last of all; None if there has never been one.
-    """
+    """Name of the stack that was started, or ended, last of all; None if there has never been one."""
 
     def changed_s(path: Path) -> float:
         try:
@@ -234,9 +193,7 @@ class RawLog:
         self._size = 0
 
     def write(self, data: bytes) -> None:
-        """
-        Append *data*.
-        """
+        """Append *data*."""
         with self._mutex:
             try:
                 if self._file is None:
@@ -253,9 +210,7 @@ class RawLog:
                 self.lost_bytes += len(data)
 
     def close(self) -> None:
-        """
-        Close the file; a later write opens it again.
-        """
+        """Close the file; a later write opens it again."""
         with self._mutex:
             self._close()
 

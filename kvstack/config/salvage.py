@@ -1,6 +1,4 @@
-"""
-What of a faulty config can be read all the same, so that it is checked further: all problems are named at once.
-"""
+"""What of a faulty config can be read all the same, so that it is checked further: all problems are named at once."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ from pydantic import ValidationError
 
 from kvstack.config.model import Config, Place
 from kvstack.config.parse import apply_overrides, table_lists_repaired
-
-__all__ = ["Salvaged", "salvage"]
 
 _PATTERN_KEYS = ("pattern", "also", "same")
 _ROUNDS = 4
@@ -39,9 +35,7 @@ class Salvaged:
     lost: tuple[str, ...]
 
     def is_whole(self, path: str) -> bool:
-        """
-        Whether nothing was left out of a key or a section.
-        """
+        """Whether nothing was left out of a key or a section."""
         ways = [(f"{lost}.", f"{path}.") for lost in self.lost]
         return not any(one.startswith(other) or other.startswith(one) for one, other in ways)
 

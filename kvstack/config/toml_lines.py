@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-__all__ = ["key_lines", "line_of"]
-
 
 def key_lines(text: str) -> dict[str, int]:
     """

@@ -1,6 +1,4 @@
-"""
-Does this configuration let the prompt cache work?
-"""
+"""Does this configuration let the prompt cache work?"""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from collections.abc import Iterator
 from kvstack.doctor.facts import Facts, Finding, Severity
 from kvstack.llama.model.memory import MIB, Kind
 from kvstack.state import log_facts
-
-__all__ = ["CHECKS"]
 
 
 def context_per_slot(facts: Facts) -> Iterator[Finding]:

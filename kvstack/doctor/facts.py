@@ -1,6 +1,4 @@
-"""
-What the doctor knows, and what it says.
-"""
+"""What the doctor knows, and what it says."""
 
 from __future__ import annotations
 
@@ -10,22 +8,18 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
-from kvstack.config.parse import Config
+from kvstack.config.model import Config
 from kvstack.llama.command.capabilities import Capabilities
 from kvstack.llama.command.reserved_flags import effective_arguments
 from kvstack.llama.model.memory import MIB, MemorySum, ModelShape
 from kvstack.state import log_facts
-from kvstack.state.reducer import Snapshot
-
-__all__ = ["Facts", "Finding", "Machine", "ModelFile", "ServerProps", "Settings", "Severity", "props_of"]
+from kvstack.state.stack_state import Snapshot
 
 _Fact = TypeVar("_Fact")
 
 
 class Severity(StrEnum):
-    """
-    How much a finding matters.
-    """
+    """How much a finding matters."""
 
     ERROR = "error"
     """It will not run, or not do what it is for."""
@@ -36,9 +30,7 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """
-        0 for the most severe.
-        """
+        """0 for the most severe."""
         return list(Severity).index(self)
 
 
@@ -114,9 +106,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ServerProps:
-    """
-    What a running server says of itself at `/props`.
-    """
+    """What a running server says of itself at `/props`."""
 
     ctx_per_slot: int | None = None
     slots: int | None = None
@@ -127,9 +117,7 @@ class ServerProps:
 
 
 def props_of(data: Mapping[str, Any]) -> ServerProps:
-    """
-    Read the JSON of `/props`.
-    """
+    """Read the JSON of `/props`."""
 
     def at(key: str, kind: type[_Fact], inside: object = data) -> _Fact | None:
         value = inside.get(key) if isinstance(inside, Mapping) else None
@@ -183,30 +171,22 @@ class Facts:
     unreachable: str | None = None
 
     def logged(self, kind: type[_Fact]) -> list[_Fact]:
-        """
-        The facts of one kind from the log, in order.
-        """
+        """The facts of one kind from the log, in order."""
         return [fact for fact in self.log if isinstance(fact, kind)]
 
     @property
     def shape(self) -> ModelShape | None:
-        """
-        The model's shape, if its header could be read.
-        """
+        """The model's shape, if its header could be read."""
         return self.model.shape if self.model is not None else None
 
     @cached_property
     def settings(self) -> Settings:
-        """
-        What the command and the environment say in the end.
-        """
+        """What the command and the environment say in the end."""
         return Settings.of(self.config, self.argv, self.capabilities)
 
     @cached_property
     def memory(self) -> MemorySum | None:
-        """
-        What the configuration needs; None while the model is unknown.
-        """
+        """What the configuration needs; None while the model is unknown."""
         if self.shape is None or self.model is None:
             return None
         settings = self.settings
@@ -269,9 +249,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config, argv: tuple[str, ...], capabilities: Capabilities | None) -> Settings:
-        """
-        Read them from a command; without a binary, from the config alone.
-        """
+        """Read them from a command; without a binary, from the config alone."""
         server = config.server
         if capabilities is None or not argv:
             return cls(

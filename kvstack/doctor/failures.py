@@ -15,8 +15,6 @@ from kvstack.doctor.facts import Facts, Finding, Severity
 from kvstack.doctor.gpu import has_no_gpu
 from kvstack.state import log_facts
 
-__all__ = ["CHECKS", "FAILURES", "Failure"]
-
 EVIDENCE_CHARACTERS = 240
 LOSS_FROM_TOKENS = 256
 

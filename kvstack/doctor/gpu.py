@@ -1,6 +1,4 @@
-"""
-Is the GPU there, is it the right one, and does it do the work?
-"""
+"""Is the GPU there, is it the right one, and does it do the work?"""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from dataclasses import dataclass
 
 from kvstack.doctor.facts import Facts, Finding, Severity
 from kvstack.state import log_facts
-
-__all__ = ["CHECKS", "Driver", "driver_of", "has_no_gpu", "uses_gpu"]
 
 _SHARED = re.compile(r"shared memory: (\d+)")
 _MATRIX = re.compile(r"matrix cores: ([^|]+?)\s*(?:\||$)")
@@ -38,9 +34,7 @@ class Driver:
 
 
 def driver_of(line: str) -> Driver | None:
-    """
-    Read the Vulkan backend's line about a device; None if *line* is another one.
-    """
+    """Read the Vulkan backend's line about a device; None if *line* is another one."""
     # ggml_vulkan: 0 = Radeon 8060S Graphics (RADV GFX1151) (radv) | uma: 1 | fp16: 1 | ... | shared memory: 65536 | ...
     found = re.search(r"ggml_vulkan: \d+ = (.*?) \| uma: (\d)", line)
     if found is None:
@@ -57,9 +51,7 @@ def driver_of(line: str) -> Driver | None:
 
 
 def uses_gpu(facts: Facts) -> bool:
-    """
-    Whether the config wants the GPU.
-    """
+    """Whether the config wants the GPU."""
     server = facts.config.server
     return server.gpu_layers > 0 and (server.device or "").casefold() != "none" and not facts.config.attached
 
@@ -199,9 +191,7 @@ def work_on_gpu(facts: Facts) -> Iterator[Finding]:
 
 
 def has_no_gpu(facts: Facts) -> bool:
-    """
-    Whether there is no GPU and none is named: another finding says so, and the CPU may well be meant.
-    """
+    """Whether there is no GPU and none is named: another finding says so, and the CPU may well be meant."""
     devices = facts.capabilities.devices if facts.capabilities is not None else None
     return devices == () and facts.config.server.device is None
 

@@ -1,16 +1,12 @@
-"""
-Kernel, ports, log level, proxy.
-"""
+"""Kernel, ports, log level, proxy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstack.config.parse import is_loopback
+from kvstack.config.model import is_loopback
 from kvstack.doctor.facts import Facts, Finding, Severity
 from kvstack.doctor.gpu import uses_gpu
-
-__all__ = ["CHECKS"]
 
 
 def log_level(facts: Facts) -> Iterator[Finding]:

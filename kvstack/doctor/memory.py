@@ -1,6 +1,4 @@
-"""
-Does it fit, with the system and the caches beside it?
-"""
+"""Does it fit, with the system and the caches beside it?"""
 
 from __future__ import annotations
 
@@ -8,8 +6,6 @@ from collections.abc import Iterator
 
 from kvstack.doctor.facts import Facts, Finding, Severity
 from kvstack.llama.model.memory import GIB, MIB, SYSTEM_BYTES, cache_ram_limit_bytes
-
-__all__ = ["CHECKS"]
 
 MAPPED_LIMIT_BYTES = 20 * GIB
 """Above this, mapped loads were reported to hang or to read at a third of the speed on machines with one memory."""

@@ -1,6 +1,4 @@
-"""
-The model file and its chat template.
-"""
+"""The model file and its chat template."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from collections.abc import Iterator
 
 from kvstack.doctor.facts import Facts, Finding, Severity
 from kvstack.llama.model.memory import GIB
-
-__all__ = ["CHECKS"]
 
 
 def incomplete(facts: Facts) -> Iterator[Finding]:

@@ -1,6 +1,4 @@
-"""
-What keeps happening: requests that lost to the same cause, summed up.
-"""
+"""What keeps happening: requests that lost to the same cause, summed up."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from dataclasses import dataclass
 
 from kvstack.state.records import RequestRow
 from kvstack.state.verdict import is_next_to_nothing
-
-__all__ = ["Habit", "habits", "judged_rows"]
 
 _SAY_NOTHING = frozenset({None, "CANCELLED", "UNKNOWN", "FAILED"})
 _GOOD = frozenset({"HIT", "WARM", "RESTORED"})
@@ -37,9 +33,7 @@ class Habit:
 
 
 def judged_rows(rows: Iterable[RequestRow]) -> list[RequestRow]:
-    """
-    The requests that say something of the cache; side requests (titles, memory) only if there is nothing else.
-    """
+    """The requests that say something of the cache; side requests (titles, memory) only if there is nothing else."""
     judged = [row for row in rows if row.api is not None and row.verdict not in _SAY_NOTHING and row.prompt_tokens]
     return [row for row in judged if row.side is None] or judged
 

@@ -11,8 +11,6 @@ from kvstack.doctor.recurring_misses import habits, judged_rows
 from kvstack.state.explain import advice
 from kvstack.state.lifecycle import State
 
-__all__ = ["CHECKS"]
-
 MISSED_FROM_RATIO = 0.25
 """Part of the requests that has to share one cause before it is called a habit of the stack."""
 

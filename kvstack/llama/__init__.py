@@ -1,3 +1,1 @@
-"""
-What a llama-server can do, and what it says. Pure.
-"""
+"""What a llama-server can do, and what it says. Pure."""

@@ -23,8 +23,6 @@ from typing import Any
 from kvstack.llama.words import Words
 from kvstack.state.events import AnswerSeen
 
-__all__ = ["AnswerTap"]
-
 _HEAD_BYTES = 1 << 20
 """An event or a body up to this length is parsed as a whole."""
 
@@ -41,9 +39,7 @@ _FIGURES = re.compile(r'"(usage|timings)"\s*:\s*(?=\{)')
 
 
 class _Bytes:
-    """
-    A buffer that keeps everything up to a length, and beyond it only the end.
-    """
+    """A buffer that keeps everything up to a length, and beyond it only the end."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -100,22 +96,16 @@ class AnswerTap:
 
     @property
     def heard(self) -> bool:
-        """
-        Whether the client may have heard words: the first token of a stream, or a part of a body.
-        """
+        """Whether the client may have heard words: the first token of a stream, or a part of a body."""
         return self.started or (not self._stream and len(self._body) > 0)
 
     @property
     def generated_tokens(self) -> int | None:
-        """
-        How many tokens it took, as far as it was read.
-        """
+        """How many tokens it took, as far as it was read."""
         return _first(_count(self._timings, "predicted_n"), _count(self._usage, "completion_tokens", "output_tokens"))
 
     def feed(self, data: bytes) -> None:
-        """
-        Take the next bytes of the body.
-        """
+        """Take the next bytes of the body."""
         if not data or self._closed:
             return
         if not self._stream:
@@ -136,9 +126,7 @@ class AnswerTap:
         self._line.add(pieces[-1])
 
     def result(self) -> AnswerSeen:
-        """
-        What the answer said, as far as it came.
-        """
+        """What the answer said, as far as it came."""
         self._close()
         timings, usage = self._timings, self._usage
         details = _table(usage, "prompt_tokens_details") or _table(usage, "input_tokens_details")

@@ -16,8 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Words"]
-
 _TEXT_CHARS = 1 << 16
 _ARGUMENTS_CHARS = 1 << 18
 _MAX_CALLS = 64
@@ -53,30 +51,22 @@ class Words:
 
     @property
     def whole(self) -> bool:
-        """
-        Whether this is what the client may take for the answer, as far as it came and is kept.
-        """
+        """Whether this is what the client may take for the answer, as far as it came and is kept."""
         return self._seen and not self.lost
 
     @property
     def text(self) -> str:
-        """
-        The text so far.
-        """
+        """The text so far."""
         return "".join(self._text)
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
-        """
-        Names and arguments of the first tool calls so far, as JSON text or values.
-        """
+        """Names and arguments of the first tool calls so far, as JSON text or values."""
         calls = self._calls.values()
         return [(call.name, "".join(call.pieces) if call.value is None else call.value) for call in calls]
 
     def take(self, value: dict[str, Any]) -> None:
-        """
-        Take the next object.
-        """
+        """Take the next object."""
         kind = value.get("type")
         choices = value.get("choices")
         if isinstance(choices, list):

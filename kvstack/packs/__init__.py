@@ -1,3 +1,1 @@
-"""
-Rule packs as data: one TOML file per client.
-"""
+"""Rule packs as data: one TOML file per client."""

@@ -1,3 +1,1 @@
-"""
-The child process: spawned, watched and stopped.
-"""
+"""The child process: spawned, watched and stopped."""

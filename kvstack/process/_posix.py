@@ -1,6 +1,4 @@
-"""
-Process groups, signals and the evidence of the kernel: Linux, macOS and the BSDs.
-"""
+"""Process groups, signals and the evidence of the kernel: Linux, macOS and the BSDs."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ from pathlib import Path
 
 assert sys.platform != "win32"
 
-__all__ = ["Group", "oom_kill_count", "oom_killed", "start_clock_s"]
 
 _GUARD = Path(__file__).with_name("guard.py")
 _HAS_DEATH_SIGNAL = sys.platform == "linux"
@@ -86,24 +83,18 @@ class Group:
         return status if info.si_code == os.CLD_EXITED else -status
 
     def reap(self) -> None:
-        """
-        Collect the ended program; afterwards no signal goes out any more.
-        """
+        """Collect the ended program; afterwards no signal goes out any more."""
         self._reaped = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.1)
 
     def terminate(self) -> None:
-        """
-        Ask the group to end.  A stopped process is continued, else it could not follow.
-        """
+        """Ask the group to end.  A stopped process is continued, else it could not follow."""
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """
-        End the group.
-        """
+        """End the group."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:

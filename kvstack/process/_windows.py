@@ -1,6 +1,4 @@
-"""
-Job objects and console groups: Windows.
-"""
+"""Job objects and console groups: Windows."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ from pathlib import Path
 assert sys.platform == "win32"
 
 from ctypes import wintypes  # noqa: E402 - exists on Windows only
-
-__all__ = ["Group", "oom_kill_count", "oom_killed", "start_clock_s"]
 
 _EXTENDED_LIMIT_INFORMATION = 9
 _LIMIT_KILL_ON_JOB_CLOSE = 0x2000
@@ -117,22 +113,16 @@ class Group:
         return self._process.wait()
 
     def reap(self) -> None:
-        """
-        Let go of the ended program.
-        """
+        """Let go of the ended program."""
         self._close_job()
 
     def terminate(self) -> None:
-        """
-        Ask the program to end: a Ctrl-Break, which a process without a console cannot be sent.
-        """
+        """Ask the program to end: a Ctrl-Break, which a process without a console cannot be sent."""
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.CTRL_BREAK_EVENT)
 
     def kill(self) -> None:
-        """
-        End the program and everything that it started.
-        """
+        """End the program and everything that it started."""
         if self._job is not None:
             self._kernel.TerminateJobObject(self._job, 1)
         with contextlib.suppress(OSError):
@@ -157,23 +147,17 @@ class Group:
 
 
 def start_clock_s(pid: int) -> float | None:
-    """
-    Not told apart from the start time since the epoch here.
-    """
+    """Not told apart from the start time since the epoch here."""
     del pid
     return None
 
 
 def oom_kill_count() -> int | None:
-    """
-    Windows has no OOM killer.
-    """
+    """Windows has no OOM killer."""
     return None
 
 
 def oom_killed(pid: int) -> bool | None:
-    """
-    Windows has no OOM killer.
-    """
+    """Windows has no OOM killer."""
     del pid
     return None

@@ -1,6 +1,4 @@
-"""
-A server that somebody else started: wait until it is there, until it is missed, until it is back.
-"""
+"""A server that somebody else started: wait until it is there, until it is missed, until it is back."""
 
 from __future__ import annotations
 
@@ -8,8 +6,6 @@ from collections.abc import Awaitable, Callable
 
 from kvstack.errors import StartFailed
 from kvstack.upstream import Health
-
-__all__ = ["ATTACH_PATIENCE_S", "Attachment"]
 
 ATTACH_PATIENCE_S = 10.0
 ATTACH_WATCH_S = 2.0
@@ -65,9 +61,7 @@ class Attachment:
             await self._sleep(0.5)
 
     async def until_missed(self) -> None:
-        """
-        Wait until it does not answer any more.
-        """
+        """Wait until it does not answer any more."""
         misses = 0
         while misses < ATTACH_MISSES:
             await self._sleep(ATTACH_WATCH_S)
@@ -75,9 +69,7 @@ class Attachment:
             misses = 0 if await self._health() in {Health.OK, Health.UNASKED} else misses + 1
 
     async def until_back(self) -> None:
-        """
-        Wait until something answers again.
-        """
+        """Wait until something answers again."""
         while await self._health() in {Health.REFUSED, Health.ERROR, Health.UNASKED}:
             await self._sleep(ATTACH_WATCH_S)
 

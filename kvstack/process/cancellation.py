@@ -1,6 +1,4 @@
-"""
-Waiting that ends when somebody asks to stop, when time is up, or when patience is lost.
-"""
+"""Waiting that ends when somebody asks to stop, when time is up, or when patience is lost."""
 
 from __future__ import annotations
 
@@ -8,13 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-__all__ = ["StopAsked", "Waiting", "cancel"]
-
 
 class StopAsked(Exception):
-    """
-    Somebody has asked to stop.
-    """
+    """Somebody has asked to stop."""
 
 
 class Waiting:
@@ -32,29 +26,21 @@ class Waiting:
         self._kill = asyncio.Event()
 
     def stop_asked(self) -> bool:
-        """
-        Whether somebody has asked to stop.
-        """
+        """Whether somebody has asked to stop."""
         return self._stop.is_set()
 
     def kill_asked(self) -> bool:
-        """
-        Whether somebody has lost patience.
-        """
+        """Whether somebody has lost patience."""
         return self._kill.is_set()
 
     def ask_stop(self, reason: str) -> None:
-        """
-        Ask to stop; only the first reason counts.
-        """
+        """Ask to stop; only the first reason counts."""
         if not self._stop.is_set():
             self.reason = reason
             self._stop.set()
 
     def ask_kill(self) -> None:
-        """
-        Ask not to wait for anybody's goodwill.
-        """
+        """Ask not to wait for anybody's goodwill."""
         self._kill.set()
 
     def check_stop(self) -> None:
@@ -68,9 +54,7 @@ class Waiting:
             raise StopAsked
 
     async def nap(self, wait_s: float) -> None:
-        """
-        Sleep, on the clock that was given.
-        """
+        """Sleep, on the clock that was given."""
         await self._sleep(wait_s)
 
     async def unless_stopped(self, work: Awaitable[None], *others: asyncio.Future[Any]) -> None:
@@ -120,9 +104,7 @@ class Waiting:
 
 
 async def cancel(future: asyncio.Future[Any]) -> None:
-    """
-    Cancel what still runs and wait for its end; what went wrong in it is of no interest any more.
-    """
+    """Cancel what still runs and wait for its end; what went wrong in it is of no interest any more."""
     if not future.done():
         future.cancel()
         await asyncio.wait({future})  # not `await future`: that could not be told from a cancellation of our own

@@ -1,6 +1,4 @@
-"""
-One run of llama-server: spawned in its own group, drained for life, watched, ended with all that it started.
-"""
+"""One run of llama-server: spawned in its own group, drained for life, watched, ended with all that it started."""
 
 from __future__ import annotations
 
@@ -35,7 +33,6 @@ if sys.platform == "win32":
 else:
     from kvstack.process import _posix as system
 
-__all__ = ["Child", "Remains"]
 
 GONE_POLL_S = 0.05
 SIGKILL = 9
@@ -142,56 +139,42 @@ class Child:
 
     @property
     def log_bytes(self) -> int:
-        """
-        Output so far, in bytes.
-        """
+        """Output so far, in bytes."""
         return sum(pump.read_bytes for pump in self._pumps)
 
     @property
     def ended_by_us(self) -> bool:
-        """
-        Whether kvstack has asked it to end.
-        """
+        """Whether kvstack has asked it to end."""
         return self._ended_by_us
 
     async def sample(self) -> Sample | None:
-        """
-        Look at the child and its descendants; None if it is gone, or cannot be looked at.
-        """
+        """Look at the child and its descendants; None if it is gone, or cannot be looked at."""
         sample = await asyncio.to_thread(_measure, self.pid)
         if sample is not None:
             self._family = sample.family
         return sample
 
     async def refresh(self) -> None:
-        """
-        Find all that it has started, in whatever session or under whatever parent that is now.
-        """
+        """Find all that it has started, in whatever session or under whatever parent that is now."""
         found: set[ProcessIdentity] = set()
         with contextlib.suppress(RuntimeError, OSError):  # no more threads or files: what is known already has to do
             found = await asyncio.to_thread(lambda: descendants(self.pid) | marked(self._owner, self._serial))
         self._family = frozenset(self._family | found) - {self.identity}
 
     def terminate(self) -> None:
-        """
-        Ask the group and all known descendants to end.
-        """
+        """Ask the group and all known descendants to end."""
         self._ended_by_us = True
         self._group.terminate()
         end_all(self._family, kill=False)
 
     def kill(self) -> None:
-        """
-        End the group and all known descendants.
-        """
+        """End the group and all known descendants."""
         self._ended_by_us = True
         self._group.kill()
         end_all(self._family, kill=True)
 
     async def gone(self) -> None:
-        """
-        Wait until the child and all known descendants have ended.
-        """
+        """Wait until the child and all known descendants have ended."""
         await asyncio.shield(self.exited)
         # Nobody tells of the end of a process that is no child.
         while any(is_alive(identity) for identity in self._family):  # noqa: ASYNC110

@@ -1,6 +1,4 @@
-"""
-What the supervisor is given: the command, the rest of the stack, and what a child must be able to do.
-"""
+"""What the supervisor is given: the command, the rest of the stack, and what a child must be able to do."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ from kvstack.process.identity import ProcessIdentity
 from kvstack.process.watchdog import Sample
 from kvstack.state.events import Event
 from kvstack.upstream import Health
-
-__all__ = ["Hooks", "Launch", "Process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +79,7 @@ class Hooks:
 
 
 class Process(Protocol):
-    """
-    What the supervisor needs of a child; `kvstack.process.child.Child` is one.
-    """
+    """What the supervisor needs of a child; `kvstack.process.child.Child` is one."""
 
     pid: int
     identity: ProcessIdentity
@@ -93,36 +87,22 @@ class Process(Protocol):
 
     @property
     def log_bytes(self) -> int:
-        """
-        Output so far, in bytes.
-        """
+        """Output so far, in bytes."""
 
     async def sample(self) -> Sample | None:
-        """
-        Look at it.
-        """
+        """Look at it."""
 
     async def refresh(self) -> None:
-        """
-        Find all that it has started.
-        """
+        """Find all that it has started."""
 
     def terminate(self) -> None:
-        """
-        Ask it to end.
-        """
+        """Ask it to end."""
 
     def kill(self) -> None:
-        """
-        End it.
-        """
+        """End it."""
 
     async def gone(self) -> None:
-        """
-        Wait until it and all that it started have ended.
-        """
+        """Wait until it and all that it started have ended."""
 
     async def close(self, timeout_s: float) -> Remains:
-        """
-        Tidy up after it.
-        """
+        """Tidy up after it."""

@@ -12,8 +12,6 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["CAUSES", "Cause", "Death", "explain", "is_telling", "span_words", "stalled", "status_words"]
-
 FACT_LINES = 6
 LAST_LINES = 8
 
@@ -39,9 +37,7 @@ class Death:
 
     @property
     def brief(self) -> str:
-        """
-        The fact on one line: the exit status, and the first line that shows the cause, if one does.
-        """
+        """The fact on one line: the exit status, and the first line that shows the cause, if one does."""
         head, *quoted = self.fact.splitlines() or [""]
         shown = [line for line in quoted if not line.startswith(_QUOTED) or _is_reason(line.strip())]
         return "; ".join([head.strip(), *(line.strip() for line in shown[:1])])
@@ -251,9 +247,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_telling(line: str) -> bool:
-    """
-    Whether an output line tells of an error.
-    """
+    """Whether an output line tells of an error."""
     text = _TIMESTAMP.sub("", line, count=1)
     if text.startswith(("error", "E ", "terminate called", "fatal")):
         return True
@@ -357,9 +351,7 @@ def stalled(silence: str) -> Death:
 
 
 def span_words(seconds: float) -> str:
-    """
-    A length of time in words.
-    """
+    """A length of time in words."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)

@@ -22,19 +22,6 @@ if sys.platform == "win32":
 else:
     from kvstack.process import _posix as system
 
-__all__ = [
-    "MARK_VARIABLE",
-    "ProcessIdentity",
-    "descendants",
-    "end_all",
-    "holds_port",
-    "identify",
-    "is_alive",
-    "mark",
-    "marked",
-    "port_owners",
-    "sweep",
-]
 
 MARK_VARIABLE = "KVSTACK_OWNER"
 """Environment variable that says which kvstack process a process belongs to."""
@@ -60,9 +47,7 @@ class ProcessIdentity:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """
-    The identity of the live process that has this pid now; None if there is none, or only a zombie.
-    """
+    """The identity of the live process that has this pid now; None if there is none, or only a zombie."""
     if sys.platform == "linux":
         started_s = system.start_clock_s(pid)
     else:
@@ -71,17 +56,13 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """
-    Whether that very process still lives.
-    """
+    """Whether that very process still lives."""
     now = identify(identity.pid)
     return now is not None and abs(now.started_s - identity.started_s) < _SAME_S
 
 
 def mark(owner: ProcessIdentity, serial: int) -> str:
-    """
-    What `MARK_VARIABLE` holds in all that comes from the *serial*-th child of the kvstack process *owner*.
-    """
+    """What `MARK_VARIABLE` holds in all that comes from the *serial*-th child of the kvstack process *owner*."""
     return f"{owner.pid}-{owner.started_s:.2f}-{serial}"
 
 
@@ -99,9 +80,7 @@ def marked(owner: ProcessIdentity, serial: int | None = None) -> set[ProcessIden
 
 
 def descendants(pid: int) -> set[ProcessIdentity]:
-    """
-    All live processes below *pid*, itself not counted; blocks for some milliseconds.
-    """
+    """All live processes below *pid*, itself not counted; blocks for some milliseconds."""
     try:
         return set(_identities(child.pid for child in psutil.Process(pid).children(recursive=True)))
     except _GONE:
@@ -109,9 +88,7 @@ def descendants(pid: int) -> set[ProcessIdentity]:
 
 
 def holds_port(pid: int, port: int) -> bool | None:
-    """
-    Whether a process or one of its descendants listens on a TCP port; None if the system does not tell.
-    """
+    """Whether a process or one of its descendants listens on a TCP port; None if the system does not tell."""
     told = False
     for member in [pid, *(identity.pid for identity in descendants(pid))]:
         try:
@@ -125,9 +102,7 @@ def holds_port(pid: int, port: int) -> bool | None:
 
 
 def port_owners(port: int) -> set[int] | None:
-    """
-    The pids that listen on a TCP port; None if the system does not tell.
-    """
+    """The pids that listen on a TCP port; None if the system does not tell."""
     try:
         connections = psutil.net_connections(kind="tcp")
     except _GONE:
@@ -177,9 +152,7 @@ def sweep(
 
 
 def end_all(processes: Iterable[ProcessIdentity], *, kill: bool) -> None:
-    """
-    Ask processes to end, or end them; those that are gone are passed over.
-    """
+    """Ask processes to end, or end them; those that are gone are passed over."""
     for identity in processes:
         if is_alive(identity):
             with contextlib.suppress(*_GONE):

@@ -23,17 +23,6 @@ from kvstack.llama.model.gguf import GgufError, read_header
 from kvstack.llama.model.memory import ModelShape, shape_of
 from kvstack.process.models import model_parts
 
-__all__ = [
-    "LastLog",
-    "kernel_lines",
-    "last_run",
-    "look_at_log",
-    "look_at_machine",
-    "look_at_model",
-    "port_answers",
-    "telling_kernel_lines",
-]
-
 AMD_VENDOR = "0x1002"
 CONNECT_TIMEOUT_S = 0.5
 KERNEL_RECORDS = 20_000
@@ -111,9 +100,7 @@ def look_at_model(path: Path) -> ModelFile:
 
 
 def port_answers(host: str, port: int) -> bool:
-    """
-    Whether somebody accepts connections there.
-    """
+    """Whether somebody accepts connections there."""
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     with contextlib.suppress(OSError), socket.create_connection((target, port), timeout=CONNECT_TIMEOUT_S):
         return True
@@ -249,9 +236,7 @@ _LOADED = re.compile(rb"load_model: loading model '([^'\n]+)'")
 
 
 def kernel_lines() -> tuple[str, ...]:
-    """
-    Lines of the kernel's log about the GPU and about memory, where this user may read it.
-    """
+    """Lines of the kernel's log about the GPU and about memory, where this user may read it."""
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
@@ -268,9 +253,7 @@ def kernel_lines() -> tuple[str, ...]:
 
 
 def telling_kernel_lines(records: Iterable[bytes]) -> tuple[str, ...]:
-    """
-    The texts of kernel records that tell of the GPU or of memory.
-    """
+    """The texts of kernel records that tell of the GPU or of memory."""
     # 4,1234,5678901234,-;amdgpu 0000:c5:00.0: ring comp_1.1.0 timeout
     texts = (record.partition(b";")[2].partition(b"\n")[0].decode("utf-8", errors="replace") for record in records)
     return tuple(text for text in texts if re.search(r"amdgpu|\[drm\]|oom|Out of memory", text))

@@ -1,6 +1,4 @@
-"""
-Finds the model file, or assembles it out of Python packages.
-"""
+"""Finds the model file, or assembles it out of Python packages."""
 
 from __future__ import annotations
 
@@ -15,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from kvstack.config.parse import Config
+from kvstack.config.model import Config
 from kvstack.errors import ModelNotFound, StartFailed
 from kvstack.llama.model.gguf import MAGIC, beginning
-
-__all__ = ["make_slot_directory", "model_parts", "resolve_model"]
 
 _SPLIT = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)$")
 _BLOCK_BYTES = 1 << 20
@@ -81,9 +77,7 @@ def resolve_model(config: Config, cache_dir: Path) -> Path | None:
 
 
 def model_parts(path: Path) -> list[Path]:
-    """
-    All files of a model: itself, or all parts of a split one, whether they exist or not.
-    """
+    """All files of a model: itself, or all parts of a split one, whether they exist or not."""
     split = _SPLIT.match(path.name)
     if split is None:
         return [path]

@@ -17,8 +17,6 @@ from typing import IO, Protocol
 
 from kvstack.process.exit_report import is_telling
 
-__all__ = ["Outbox", "Pump", "RawSink", "Tail"]
-
 QUEUE_BYTES = 4 * 1024 * 1024
 TURN_BYTES = 64 * 1024
 READ_BYTES = 64 * 1024
@@ -39,9 +37,7 @@ class RawSink(Protocol):
     lost_bytes: int
 
     def write(self, data: bytes) -> None:
-        """
-        Take bytes from any thread; never raises.
-        """
+        """Take bytes from any thread; never raises."""
 
 
 class Outbox:
@@ -71,9 +67,7 @@ class Outbox:
         self._closed = False
 
     def put(self, lines: bytes) -> None:
-        """
-        Hand over whole lines; called by the pump threads.
-        """
+        """Hand over whole lines; called by the pump threads."""
         with self._mutex:
             if self._closed:
                 return
@@ -90,9 +84,7 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._turn)
 
     def close(self) -> None:
-        """
-        Deliver what waits, then nothing any more; loop thread only.
-        """
+        """Deliver what waits, then nothing any more; loop thread only."""
         with self._mutex:
             self._closed = True
         while self._waiting:
@@ -126,9 +118,7 @@ class Outbox:
 
 
 class Tail:
-    """
-    The last lines of the output, and those that tell why a server died: the cause is seldom the last one.
-    """
+    """The last lines of the output, and those that tell why a server died: the cause is seldom the last one."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -137,9 +127,7 @@ class Tail:
         self._last_telling: deque[str] = deque(maxlen=TELLING_LINES)
 
     def put(self, lines: bytes) -> None:
-        """
-        Look at whole lines; called by the pump threads.
-        """
+        """Look at whole lines; called by the pump threads."""
         for raw in lines.splitlines():
             text = raw[: TAIL_CHARACTERS * 4].decode("utf-8", "replace")[:TAIL_CHARACTERS].rstrip()
             if not text:
@@ -153,16 +141,12 @@ class Tail:
                     self._last_telling.append(text)
 
     def lines(self) -> tuple[str, ...]:
-        """
-        The last lines, oldest first.
-        """
+        """The last lines, oldest first."""
         with self._mutex:
             return tuple(self._last)
 
     def telling(self) -> tuple[str, ...]:
-        """
-        The first and the last lines that tell of an error, oldest first.
-        """
+        """The first and the last lines that tell of an error, oldest first."""
         with self._mutex:
             return (*self._first_telling, *self._last_telling)
 
@@ -187,9 +171,7 @@ class Pump:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """
-        Begin to read.
-        """
+        """Begin to read."""
         self._thread.start()
 
     def _run(self) -> None:

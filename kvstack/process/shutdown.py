@@ -1,6 +1,4 @@
-"""
-How a child is ended (asked, asked again, ended), tidied up after, and what is said of its end.
-"""
+"""How a child is ended (asked, asked again, ended), tidied up after, and what is said of its end."""
 
 from __future__ import annotations
 
@@ -11,8 +9,6 @@ from kvstack.process.cancellation import Waiting
 from kvstack.process.child import Remains
 from kvstack.process.contract import Process
 from kvstack.process.exit_report import Death, explain, is_telling
-
-__all__ = ["CLOSE_S", "SECOND_TERM_S", "end_child", "explain_end", "hung", "let_go", "not_run", "troubles"]
 
 SECOND_TERM_S = 2.0
 """How long a child gets after the second SIGTERM, at which a llama-server ends at once."""

@@ -44,8 +44,6 @@ from kvstack.state.events import MemorySampled, Notice, ServerSpawned, StateChan
 from kvstack.state.lifecycle import State, backoff_s, may_go
 from kvstack.upstream import Health
 
-__all__ = ["HEALTHY_RUN_S", "Hooks", "Launch", "Process", "Supervisor"]
-
 HEALTHY_RUN_S = 600.0
 """How long a server must have been ready for its death to count as the first one again, in seconds."""
 
@@ -179,9 +177,7 @@ class Supervisor:
         self._waiting.ask_stop(reason)
 
     def kill(self) -> None:
-        """
-        End the child now, without asking it.
-        """
+        """End the child now, without asking it."""
         self._waiting.ask_stop("killed")
         self._waiting.ask_kill()
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from kvstack.process.identity import ProcessIdentity
 
-__all__ = ["IDLE", "HangWatch", "Progress", "Sample", "slots_mark"]
-
 MEMORY_MOVES_BYTES = 1024 * 1024
 DISK_MOVES_BYTES = 64 * 1024
 BUSY_CORES = 0.8
@@ -97,9 +95,7 @@ class Progress:
         return now_s - self.since_s >= self.timeout_s
 
     def describe(self, now_s: float) -> str:
-        """
-        The silence in words.
-        """
+        """The silence in words."""
         text = (
             f"no output for {now_s - self.log_since_s:.0f} s, "
             f"no movement of memory or disk for {now_s - self.since_s:.0f} s"

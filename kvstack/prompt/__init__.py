@@ -1,3 +1,1 @@
-"""
-What a request says, and what the rules do to it. Pure.
-"""
+"""What a request says, and what the rules do to it. Pure."""

@@ -1,6 +1,4 @@
-"""
-Places that change again and again, and whether their values come back: not a clock, but several devices or rooms.
-"""
+"""Places that change again and again, and whether their values come back: not a clock, but several devices or rooms."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstack.prompt.diff.difference import Cause, Divergence
-
-__all__ = ["Habit", "habits"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""
-What became of the answers that the memory waits for, and whether a request goes on from one of them.
-"""
+"""What became of the answers that the memory waits for, and whether a request goes on from one of them."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from typing import Any, Literal
 
 from kvstack.prompt.rawjson.scan import Number
 from kvstack.prompt.saying import MAX_SAID_BYTES, NOTHING, Likeness, Said, compare
-
-__all__ = ["Answer", "distinct", "likeness", "limit_tokens"]
 
 # Who wants no more than that asks for no answer: a probe, or a recording that is played again.
 _PROBE_TOKENS = 16
@@ -40,29 +36,21 @@ class Answer:
 
     @property
     def is_expected(self) -> bool:
-        """
-        Whether there is one, or will be.
-        """
+        """Whether there is one, or will be."""
         return self._stage != "none"
 
     @property
     def identity(self) -> object:
-        """
-        Equal for answers that say the same.
-        """
+        """Equal for answers that say the same."""
         return (self._said, self._broken_off) if self._stage == "over" and self._said is not None else id(self)
 
     @property
     def cost_bytes(self) -> int:
-        """
-        What it may take in memory, whatever comes.
-        """
+        """What it may take in memory, whatever comes."""
         return 128 + MAX_SAID_BYTES
 
     def expect(self) -> None:
-        """
-        The request is to be answered; its client has heard nothing.
-        """
+        """The request is to be answered; its client has heard nothing."""
         if self._stage == "none":
             self._stage = "due"
 
@@ -97,9 +85,7 @@ class Answer:
             self._so_far = None
 
     def compare(self, held: Said) -> Likeness:
-        """
-        Compare it with what a request holds.
-        """
+        """Compare it with what a request holds."""
         if self._stage == "due":
             return "other" if held else "open"
         if self._stage == "started":
@@ -109,9 +95,7 @@ class Answer:
 
 
 def distinct(answers: Iterable[Answer]) -> tuple[Answer, ...]:
-    """
-    Return the answers that are to be kept: each that is not over, and of equal ones the last.
-    """
+    """Return the answers that are to be kept: each that is not over, and of equal ones the last."""
     kept: dict[object, Answer] = {}
     for answer in answers:
         if answer.is_expected:

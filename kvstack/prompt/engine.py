@@ -34,8 +34,6 @@ from kvstack.prompt.rules.unchanged import Idle, find_idle
 from kvstack.prompt.saying import said_after
 from kvstack.prompt.settling import number_keys
 
-__all__ = ["CACHE_PROMPT", "UNSPLIT", "Hit", "Stripped", "apply_rules"]
-
 UNSPLIT = "raw-prompt"
 """Counted like a rule: a raw prompt that is not split into turns, so that no rule can act in it."""
 
@@ -159,9 +157,7 @@ class _Request:
         self._counted = [document.items[index] for index in self._indices]
 
     def strip(self, body: bytes) -> Stripped:
-        """
-        Do it all.
-        """
+        """Do it all."""
         document, findings = self.document, self.findings
         state, chain, live = self._recall()
         remembers = self.memory is not None
@@ -211,9 +207,7 @@ class _Request:
         )
 
     def _by_item(self, plan: Plan) -> ByItem:
-        """
-        Tell which rules drop and insert which list elements.
-        """
+        """Tell which rules drop and insert which list elements."""
         wanted: dict[JsonPath, list[tuple[str, JsonPath]]] = {}
         for rule, path, _ in plan.done:
             wanted.setdefault(path, []).append((rule.name, path))
@@ -226,9 +220,7 @@ class _Request:
         return dropped, inserted
 
     def _force_cache_prompt(self) -> list[Edit]:
-        """
-        Some clients of the native route say or default `cache_prompt: false`, and then never reuse anything.
-        """
+        """Some clients of the native route say or default `cache_prompt: false`, and then never reuse anything."""
         document = self.document
         if not (self.rules.settings.force_cache_prompt and document.api is Api.COMPLETION):
             return []
@@ -238,9 +230,7 @@ class _Request:
         return [Edit(*document.locate(("cache_prompt",)), "true", ((CACHE_PROMPT, ("cache_prompt",)),))]
 
     def _recall(self) -> tuple[Remembered, Chain, dict[str, str]]:
-        """
-        Find out which conversation this is.
-        """
+        """Find out which conversation this is."""
         live = {op.key: op.live for op in self.ops if op.key}
         if self.memory is None:
             return Remembered(""), Chain((), (), None), live

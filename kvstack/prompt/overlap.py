@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from kvstack.prompt.rawjson.scan import Array
 
-__all__ = ["NOTHING_KNOWN", "Overlap", "OverlapFinder"]
-
 # Behind more changed elements than this the rest is read: it is rather another conversation.
 _MAX_CHANGED = 8
 
@@ -53,15 +51,11 @@ class OverlapFinder:
         self._changed = 0
 
     def found(self) -> Overlap:
-        """
-        Return what was found in the array that was read last.
-        """
+        """Return what was found in the array that was read last."""
         return Overlap(self._former, tuple(self._runs))
 
     def __call__(self, pos: int, index: int) -> Array | None:
-        """
-        Return the elements that are known from *index* on, which is at *pos*; None if that one is not.
-        """
+        """Return the elements that are known from *index* on, which is at *pos*; None if that one is not."""
         if index == 0:
             # A body may have the key of the array twice; the last one counts.
             self._former, self._runs, self._changed = -1, [], 0
@@ -88,9 +82,7 @@ class OverlapFinder:
         return Array(array.values[index:end], starts, ends, ends[-1])
 
     def _shared(self, number: int, pos: int, index: int) -> int:
-        """
-        Count the elements from *index* on that are spelled alike, in steps that double and then halve.
-        """
+        """Count the elements from *index* on that are spelled alike, in steps that double and then halve."""
         former, array = self._formers[number]
         if array is None or index >= len(array.ends):
             return 0

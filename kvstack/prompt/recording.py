@@ -15,8 +15,6 @@ from typing import Any
 from kvstack.prompt.rawjson.scan import NotJson, read_value, skip_space, walk_object
 from kvstack.prompt.request.document import Api
 
-__all__ = ["Recorded", "RecordingError", "default_path", "read_recording"]
-
 _DEFAULT_PATHS = {
     Api.CHAT: "/v1/chat/completions",
     Api.RESPONSES: "/v1/responses",
@@ -29,9 +27,7 @@ _MAX_DIGITS = 4000
 
 
 class RecordingError(ValueError):
-    """
-    The text is no recording.
-    """
+    """The text is no recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +53,7 @@ class Recorded:
 
     @property
     def endpoint(self) -> str:
-        """
-        Its path, or the one that the shape of its body tells.
-        """
+        """Its path, or the one that the shape of its body tells."""
         return self.path or default_path(self.value) or _DEFAULT_PATHS[Api.CHAT]
 
 
@@ -133,9 +127,7 @@ def _pairs(headers: Any) -> tuple[tuple[str, str], ...]:
 
 
 def default_path(body: Mapping[str, Any]) -> str | None:
-    """
-    Tell the endpoint by a body's shape; None if it carries no prompt.
-    """
+    """Tell the endpoint by a body's shape; None if it carries no prompt."""
     if "input" in body:
         return _DEFAULT_PATHS[Api.RESPONSES]
     if "messages" in body:

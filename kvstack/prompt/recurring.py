@@ -16,8 +16,6 @@ from kvstack.prompt.rawjson.scan import Edit
 from kvstack.prompt.request.document import Api, Document
 from kvstack.prompt.rules.ruleset import Client, RuleSet
 
-__all__ = ["NO_MARK", "Former", "Hit", "Local", "Mark", "RecentRequests", "link_up"]
-
 # A request is kept as text and as values; beside the texts each item has its containers, digest and edits.
 _BYTES_PER_TEXT_BYTE = 3
 _BYTES_PER_ITEM = 1600
@@ -101,15 +99,11 @@ class Former:
     links: list[bytes] = field(default_factory=list)
 
     def cost_bytes(self) -> int:
-        """
-        Estimate the memory that this takes.
-        """
+        """Estimate the memory that this takes."""
         return _BYTES_PER_TEXT_BYTE * sys.getsizeof(self.document.text) + _BYTES_PER_ITEM * len(self.document.items)
 
     def settled(self, document: Document) -> tuple[dict[int, bytes], dict[int, Local]]:
-        """
-        Return what is settled of a document that overlaps with this one.
-        """
+        """Return what is settled of a document that overlaps with this one."""
         known, local = self.digests, self.local
         before = document.before_list
         if before != self.document.before_list:
@@ -121,9 +115,7 @@ class Former:
         )
 
     def chain(self, digests: list[bytes], seed: bytes) -> list[bytes]:
-        """
-        Make the chain of items that count; links hold as long as all digests are the same.
-        """
+        """Make the chain of items that count; links hold as long as all digests are the same."""
         same = len(self.counted)
         if digests[:same] != self.counted:
             pairs = enumerate(zip(digests, self.counted, strict=False))
@@ -152,9 +144,7 @@ class RecentRequests:
         self._formers: list[Former] = []
 
     def of(self, rules: RuleSet, api: Api) -> list[Former]:
-        """
-        Return the requests in one dialect; all are forgotten if the rules are not the same object as before.
-        """
+        """Return the requests in one dialect; all are forgotten if the rules are not the same object as before."""
         if rules is not self._rules:
             self._rules, self._formers = rules, []
         return [former for former in self._formers if former.document.api is api]
@@ -184,7 +174,5 @@ class RecentRequests:
 
 
 def link_up(previous: bytes, digest: bytes) -> bytes:
-    """
-    Make the next link of a chain.
-    """
+    """Make the next link of a chain."""
     return blake2b(previous + digest, digest_size=16).digest()

@@ -20,8 +20,6 @@ from typing import Any, Literal
 from kvstack.prompt.rawjson.scan import Number
 from kvstack.prompt.request.message import Item
 
-__all__ = ["MAX_SAID_BYTES", "NOTHING", "Call", "Likeness", "Said", "compare", "said_after", "say"]
-
 Call = tuple[str, Any]
 """A tool's name and its arguments: JSON text, or the value itself."""
 
@@ -146,9 +144,7 @@ def _compare_texts(said: Said, held: Said, broken_off: bool) -> Likeness:
 
 
 def _begins(whole: Said, start: Said) -> bool:
-    """
-    Tell whether one begins with the words of the other, as far as they are known.
-    """
+    """Tell whether one begins with the words of the other, as far as they are known."""
     return start.length <= whole.length and whole.text.startswith(start.text) and whole.blocks.startswith(start.blocks)
 
 
@@ -159,9 +155,7 @@ def _words(text: str) -> str:
 
 
 def _behind_tags(text: str) -> str:
-    """
-    Return a text without the tags at its beginning: `[[reply]]`, `<thinking>...</thinking>`.
-    """
+    """Return a text without the tags at its beginning: `[[reply]]`, `<thinking>...</thinking>`."""
     text = text.lstrip()
     while text:
         if text.startswith("[["):
@@ -196,9 +190,7 @@ def _spell_call(call: Call) -> str:
 
 
 def _spell(value: Any) -> str:
-    """
-    Spell a JSON value in one of the ways that mean the same; numbers as most clients have them.
-    """
+    """Spell a JSON value in one of the ways that mean the same; numbers as most clients have them."""
     if isinstance(value, Number | int | float) and not isinstance(value, bool):
         return repr(float(value))
     if isinstance(value, dict):

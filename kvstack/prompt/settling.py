@@ -1,6 +1,4 @@
-"""
-What was found in one item and depends on nothing around it becomes edits, which the next request takes over.
-"""
+"""What was found in one item and depends on nothing around it becomes edits, which the next request takes over."""
 
 from __future__ import annotations
 
@@ -11,17 +9,14 @@ from typing import NamedTuple
 from kvstack.prompt.memory.fingerprint import digest_item
 from kvstack.prompt.rawjson.scan import Edit
 from kvstack.prompt.recurring import NO_MARK, Hit, Local, Mark
-from kvstack.prompt.request.document import Document, Item, spell_path
+from kvstack.prompt.request.document import Document, spell_path
+from kvstack.prompt.request.message import Item
 from kvstack.prompt.rules.edits import Op, body_edits, changed_text, settle
 from kvstack.prompt.rules.matches import Findings
 
-__all__ = ["FoundSoFar", "found_so_far", "mark_of", "number_keys", "settle_item"]
-
 
 class FoundSoFar(NamedTuple):
-    """
-    How much was found in front of an item.
-    """
+    """How much was found in front of an item."""
 
     ops: int
     done: int
@@ -30,9 +25,7 @@ class FoundSoFar(NamedTuple):
 
 
 def found_so_far(findings: Findings) -> FoundSoFar:
-    """
-    Tell how much was found so far.
-    """
+    """Tell how much was found so far."""
     return FoundSoFar(len(findings.ops), len(findings.done), len(findings.appends), findings.message_ids)
 
 
@@ -82,9 +75,7 @@ def settle_item(document: Document, findings: Findings, index: int, item: Item, 
 
 
 def mark_of(ops: Iterable[Op]) -> Mark:
-    """
-    Digest what goes from the first text of the user, though the client keeps it.
-    """
+    """Digest what goes from the first text of the user, though the client keeps it."""
     kept = [op for op in ops if op.rule.spec.stable and op.rule.spec.action == "drop"]
     if not kept:
         return NO_MARK

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["SharedBytes"]
-
 
 class SharedBytes:
     """
@@ -23,18 +21,14 @@ class SharedBytes:
         self._held: dict[int, tuple[int, int]] = {}
 
     def take(self, pieces: Iterable[tuple[object, int]]) -> None:
-        """
-        Hold objects, each given with its bytes.
-        """
+        """Hold objects, each given with its bytes."""
         for piece, cost in pieces:
             holders, known = self._held.get(id(piece), (0, cost))
             self._held[id(piece)] = holders + 1, known
             self.total += 0 if holders else cost
 
     def give_back(self, pieces: Iterable[tuple[object, int]]) -> None:
-        """
-        Hold objects no longer that were taken before.
-        """
+        """Hold objects no longer that were taken before."""
         for piece, _ in pieces:
             holders, cost = self._held.pop(id(piece))
             if holders > 1:

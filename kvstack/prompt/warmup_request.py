@@ -22,19 +22,6 @@ from kvstack.errors import Problem
 from kvstack.prompt.recording import Recorded, RecordingError, default_path, read_recording
 from kvstack.prompt.request.document import Api, api_of
 
-__all__ = [
-    "Token",
-    "WarmupRequest",
-    "before_boundary",
-    "boundary",
-    "from_recording",
-    "from_system_prompt",
-    "head_digest",
-    "shared_tokens",
-    "shares_nothing",
-    "with_user_text",
-]
-
 USER_TEXT = "Hi"
 
 HEADER_TOKENS = 16
@@ -122,9 +109,7 @@ def from_system_prompt(system_prompt: str, user_text: str = USER_TEXT) -> Warmup
 
 
 def with_user_text(request: WarmupRequest, user_text: str) -> WarmupRequest:
-    """
-    The same request with another user text behind the prefix; a raw prompt has none and stays as it is.
-    """
+    """The same request with another user text behind the prefix; a raw prompt has none and stays as it is."""
     body: dict[str, Any] = json.loads(request.body)
     for key in ("messages", "input"):
         if isinstance(body.get(key), list):
@@ -169,9 +154,7 @@ def _from_recorded(recorded: Recorded, path: str | None, user_text: str) -> Warm
 
 
 def shares_nothing(request: WarmupRequest) -> bool:
-    """
-    Whether a request has neither system text nor tools: all that it warms is how the chat template begins.
-    """
+    """Whether a request has neither system text nor tools: all that it warms is how the chat template begins."""
     body: dict[str, Any] = json.loads(request.body)
     api = api_of(request.path)
     if api is None or api is Api.COMPLETION:
@@ -214,9 +197,7 @@ class Token:
 
 
 def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """
-    How many tokens two renderings have in common at their start, by their ids.
-    """
+    """How many tokens two renderings have in common at their start, by their ids."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 

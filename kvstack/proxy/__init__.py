@@ -1,3 +1,1 @@
-"""
-HTTP in: control routes, and everything else through the rules to the upstream.
-"""
+"""HTTP in: control routes, and everything else through the rules to the upstream."""

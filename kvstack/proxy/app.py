@@ -1,6 +1,4 @@
-"""
-The ASGI application: control routes first, everything else to the upstream.
-"""
+"""The ASGI application: control routes first, everything else to the upstream."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvstack.proxy.control import Controlled, control_routes, refuse_key
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.metrics import Metrics
-
-__all__ = ["make_app"]
 
 
 def make_app(forward: Forward, stack: Controlled, token: str, version: str = "") -> ASGIApp:

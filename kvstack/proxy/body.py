@@ -1,6 +1,4 @@
-"""
-A request's body: read with a limit, decoded if the client compressed it.
-"""
+"""A request's body: read with a limit, decoded if the client compressed it."""
 
 from __future__ import annotations
 
@@ -13,13 +11,9 @@ import brotli
 import zstandard
 from starlette.types import Receive
 
-__all__ = ["BodyError", "ClientGone", "cancel_when_gone", "decode_body", "read_body"]
-
 
 class ClientGone(Exception):
-    """
-    The client closed the connection.
-    """
+    """The client closed the connection."""
 
 
 class BodyError(Exception):
@@ -59,9 +53,7 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
 
 
 async def cancel_when_gone(receive: Receive, work: asyncio.Task[None]) -> None:
-    """
-    Wait until the client leaves, then cancel what is done for it.  The body must have been read.
-    """
+    """Wait until the client leaves, then cancel what is done for it.  The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
     work.cancel()

@@ -22,8 +22,6 @@ from kvstack.proxy.body import cancel_when_gone
 from kvstack.proxy.capture_record import Recorded, record, to_line
 from kvstack.state.events import RequestReceived
 
-__all__ = ["CaptureStream", "Captures", "Listener"]
-
 MAX_LISTENERS = 4
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 64 * 1024 * 1024
@@ -57,9 +55,7 @@ class Captures:
 
     @property
     def listeners(self) -> int:
-        """
-        How many listen.
-        """
+        """How many listen."""
         return len(self._listeners)
 
     def add(self, received: RequestReceived, scope: Scope, body: bytes) -> None:
@@ -77,9 +73,7 @@ class Captures:
                 listener._put(recorded)
 
     def listen(self) -> Listener | None:
-        """
-        Begin to listen; None if too many do.
-        """
+        """Begin to listen; None if too many do."""
         if len(self._listeners) >= self._max_listeners:
             return None
         listener = Listener(self, self._max_waiting, self._max_waiting_bytes)
@@ -89,9 +83,7 @@ class Captures:
         return listener
 
     def close(self) -> None:
-        """
-        The stack stops: each listener gets what waits for it, then the end.
-        """
+        """The stack stops: each listener gets what waits for it, then the end."""
         self._closed = True
         for listener in self._listeners:
             listener._end()
@@ -130,9 +122,7 @@ class Listener:
 
     @property
     def waiting_bytes(self) -> int:
-        """
-        Bytes of the bodies that wait.
-        """
+        """Bytes of the bodies that wait."""
         return self._waiting_bytes
 
     async def lines(self, pause_s: float = PAUSE_S) -> AsyncIterator[bytes]:
@@ -192,9 +182,7 @@ class CaptureStream(StreamingResponse):
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """
-        Send; a listener that leaves is noticed at once, also between two requests.
-        """
+        """Send; a listener that leaves is noticed at once, also between two requests."""
         with self._listener:
             async with asyncio.TaskGroup() as group:
                 sending = group.create_task(self.stream_response(send))

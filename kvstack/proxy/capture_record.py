@@ -19,8 +19,6 @@ from kvstack.prompt.rawjson.scan import NotJson
 from kvstack.prompt.request.document import api_of, read_document
 from kvstack.state.events import RequestReceived
 
-__all__ = ["MAX_BODY_BYTES", "Recorded", "describing_headers", "describing_query", "record", "to_line"]
-
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """A larger body, many images, is left out of its line."""
 
@@ -76,9 +74,7 @@ class Recorded:
 
     @property
     def size_bytes(self) -> int:
-        """
-        What holding it costs.
-        """
+        """What holding it costs."""
         return len(self.body or b"")
 
 
@@ -107,9 +103,7 @@ def record(received: RequestReceived, scope: Scope, body: bytes, max_body_bytes:
 
 
 def describing_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """
-    The headers that describe body, client or session; the values of a repeated one are joined.
-    """
+    """The headers that describe body, client or session; the values of a repeated one are joined."""
     kept: dict[str, str] = {}
     for raw_name, raw_value in headers:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
@@ -146,9 +140,7 @@ def describing_query(query: bytes) -> tuple[str, int]:
 
 
 def to_line(recorded: Recorded) -> bytes:
-    """
-    The line: one JSON object and a line end.  `body` is its last key.
-    """
+    """The line: one JSON object and a line end.  `body` is its last key."""
     received = recorded.received
     body, turn, notes = _embed(recorded)
     fields: dict[str, Any] = {"client": received.client}

@@ -43,10 +43,9 @@ from kvstack.proxy.metrics import CONTENT_TYPE, Metrics
 from kvstack.state.events import Event, LogFactSeen, LogLineSeen, StateChanged, WarmupEnded
 from kvstack.state.explain import explain
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import RequestRow, Snapshot
+from kvstack.state.records import RequestRow
+from kvstack.state.stack_state import Snapshot
 from kvstack.state.totals import is_late
-
-__all__ = ["Controlled", "control_routes", "refuse_key"]
 
 EVENT_PAUSE_S = 15.0
 LAST_WAIT_S = 1.0
@@ -57,31 +56,21 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class AsciiJson(JSONResponse):
-    """
-    JSON in ASCII: a client may have sent half a surrogate pair, which has no other spelling.
-    """
+    """JSON in ASCII: a client may have sent half a surrogate pair, which has no other spelling."""
 
     def render(self, content: Any) -> bytes:
-        """
-        Spell *content*.
-        """
+        """Spell *content*."""
         return json.dumps(content).encode()
 
 
 class Controlled(Protocol):
-    """
-    What the control routes need of a stack.
-    """
+    """What the control routes need of a stack."""
 
     def snapshot(self) -> Snapshot:
-        """
-        The stack as it is now.
-        """
+        """The stack as it is now."""
 
     def rules(self) -> Sequence[RuleLine]:
-        """
-        All rules, in force or not.
-        """
+        """All rules, in force or not."""
 
     async def warm_up(self) -> WarmupEnded:
         """
@@ -92,14 +81,10 @@ class Controlled(Protocol):
         """
 
     def request_stop(self, reason: str) -> None:
-        """
-        Begin to stop.
-        """
+        """Begin to stop."""
 
     def subscribe(self) -> Subscription:
-        """
-        Begin to listen to events.
-        """
+        """Begin to listen to events."""
 
 
 def control_routes(
@@ -267,9 +252,7 @@ def _row(snapshot: Snapshot, number: str) -> RequestRow | None:
 
 
 async def _last_is_judged(stack: Controlled) -> None:
-    """
-    Wait for the verdict of the newest request: who has just got its answer is a moment ahead of it.
-    """
+    """Wait for the verdict of the newest request: who has just got its answer is a moment ahead of it."""
     deadline = time.monotonic() + LAST_WAIT_S
     while time.monotonic() < deadline:
         row = _row(stack.snapshot(), "last")

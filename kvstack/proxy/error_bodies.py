@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["error_body"]
-
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from kvstack.prompt._rules_api import Stripped
 from kvstack.prompt.answering import Answer
 from kvstack.prompt.diff.previous import Compared
+from kvstack.prompt.engine import Stripped
 from kvstack.prompt.request.document import api_of
 from kvstack.proxy.body import BodyError, ClientGone, cancel_when_gone, decode_body, read_body
 from kvstack.proxy.capture import Captures
@@ -39,8 +39,6 @@ from kvstack.state.events import (
     RuleHit,
 )
 from kvstack.upstream import Stream, Upstream, UpstreamError
-
-__all__ = ["Forward", "Strip"]
 
 Strip = Callable[[bytes, str, list[tuple[str, str]]], Stripped]
 """Applies the rules: body, path, header pairs."""
@@ -123,9 +121,7 @@ class Forward:
 
     @property
     def open_requests(self) -> int:
-        """
-        Exchanges that are under way.
-        """
+        """Exchanges that are under way."""
         return len(self._exchanges)
 
     async def close_exchanges(self, grace_s: float) -> int:
@@ -151,9 +147,7 @@ class Forward:
         return len(cut_off)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """
-        Serve one request.
-        """
+        """Serve one request."""
         method: str = scope["method"]
         path: str = scope["path"]
         if method == "HEAD" and (path in _PROBED or api_of(path) is not None):
@@ -181,9 +175,7 @@ class Forward:
             exchange.add_done_callback(self._exchanges.discard)
 
     async def refuse(self, scope: Scope, send: Send) -> None:
-        """
-        Answer a request that came without the proxy's key.
-        """
+        """Answer a request that came without the proxy's key."""
         text = "the key is missing or wrong: send `Authorization: Bearer KEY` or `x-api-key: KEY` (proxy.api_key)"
         await self._reply_error(scope, send, api_of(scope["path"]), 401, text)
 

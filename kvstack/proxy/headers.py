@@ -1,14 +1,10 @@
-"""
-Which headers cross the proxy: hop-by-hop ones do not, those that the proxy remakes are remade, all others stay.
-"""
+"""Which headers cross the proxy: hop-by-hop ones do not, those that the proxy remakes are remade, all others stay."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from starlette.types import Scope
-
-__all__ = ["client_headers", "header", "upstream_headers"]
 
 # RFC 9110, section 7.6.1, and the headers that HTTP libraries still treat alike.
 _HOP_BY_HOP = frozenset(
@@ -28,9 +24,7 @@ _REMADE_FOR_UPSTREAM = _HOP_BY_HOP | {b"host", b"content-length", b"accept-encod
 
 
 def header(scope: Scope, wanted: bytes) -> str:
-    """
-    All values of a request's header, joined as one; empty if it is not there.
-    """
+    """All values of a request's header, joined as one; empty if it is not there."""
     values: list[bytes] = [value for name, value in scope["headers"] if name.lower() == wanted]
     return b", ".join(values).decode("latin-1")
 
@@ -43,9 +37,7 @@ def _named_in_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
 
 
 def upstream_headers(scope: Scope, api: str | None) -> list[tuple[bytes, bytes]]:
-    """
-    What goes to the upstream; `host` and `content-length` are made there.
-    """
+    """What goes to the upstream; `host` and `content-length` are made there."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     dropped = _REMADE_FOR_UPSTREAM | _named_in_connection(headers)
     if api is not None:
@@ -59,9 +51,7 @@ def upstream_headers(scope: Scope, api: str | None) -> list[tuple[bytes, bytes]]
 
 
 def client_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """
-    What goes to the client; the upstream's CORS headers do not: it lets every origin in.
-    """
+    """What goes to the client; the upstream's CORS headers do not: it lets every origin in."""
     dropped = _HOP_BY_HOP | _named_in_connection(headers)
     return [
         (name, value)

@@ -1,6 +1,4 @@
-"""
-What is read along of an answer, for the request's figures and for the memory of conversations.
-"""
+"""What is read along of an answer, for the request's figures and for the memory of conversations."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from kvstack.llama.response import AnswerTap
 from kvstack.prompt.answering import Answer
 from kvstack.prompt.saying import NOTHING, Said, say
 from kvstack.state.events import AnswerSeen
-
-__all__ = ["Hearing"]
 
 
 class Hearing:
@@ -33,15 +29,11 @@ class Hearing:
 
     @property
     def started(self) -> bool:
-        """
-        Whether the first token of a stream came.
-        """
+        """Whether the first token of a stream came."""
         return self._tap.started
 
     def feed(self, piece: bytes) -> None:
-        """
-        Take the next bytes that went to the client.
-        """
+        """Take the next bytes that went to the client."""
         self._tap.feed(piece)
         if self._tap.heard:
             self._answer.begin(self._said)

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvstack.prompt._rules_api import Stripped
 from kvstack.prompt.diff.difference import Divergence
 from kvstack.prompt.diff.previous import Compared, FormerRequests
+from kvstack.prompt.engine import Stripped
 from kvstack.prompt.report.listing import Shown, show_edits
-
-__all__ = ["History", "KeptBody"]
 
 DIVERGENCES_KEPT = 100
 BODY_BYTES_KEPT = 256 * 1024 * 1024
@@ -24,18 +22,14 @@ BODY_BYTES_KEPT = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KeptBody:
-    """
-    One request, as it came and as it went.
-    """
+    """One request, as it came and as it went."""
 
     path: str
     original: bytes
     stripped: Stripped
 
     def edits(self) -> list[Shown]:
-        """
-        Each edit, with what stands around it.
-        """
+        """Each edit, with what stands around it."""
         return show_edits(self.original, self.stripped)
 
 
@@ -84,13 +78,9 @@ class History:
         return compared
 
     def divergence(self, number: int) -> Divergence | None:
-        """
-        Where a request left its conversation, or what it begins like, if it did and is still remembered.
-        """
+        """Where a request left its conversation, or what it begins like, if it did and is still remembered."""
         return self._divergences.get(number)
 
     def body(self, number: int) -> KeptBody | None:
-        """
-        A request's bodies, if they were kept.
-        """
+        """A request's bodies, if they were kept."""
         return self._bodies.get(number)

@@ -1,6 +1,4 @@
-"""
-Who may use the proxy, and with which key its requests go on to the llama-server.
-"""
+"""Who may use the proxy, and with which key its requests go on to the llama-server."""
 
 from __future__ import annotations
 
@@ -8,8 +6,6 @@ import hmac
 from collections.abc import Iterator
 
 from starlette.types import Scope
-
-__all__ = ["Keys"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -49,9 +45,7 @@ class Keys:
         return any(found)
 
     def for_upstream(self, headers: Headers) -> Headers:
-        """
-        The headers with the server's key in place of the proxy's, or without it if the server has none.
-        """
+        """The headers with the server's key in place of the proxy's, or without it if the server has none."""
         if self._proxy is None:
             return headers
         ours = {pair for pair, given in _given(headers) if _same(given, self._proxy)}

@@ -14,9 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import Snapshot
-
-__all__ = ["CONTENT_TYPE", "Metrics"]
+from kvstack.state.stack_state import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -39,21 +37,15 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def render(self) -> bytes:
-        """
-        The text format of Prometheus, version 0.0.4.
-        """
+        """The text format of Prometheus, version 0.0.4."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """
-        Nothing: the registry need not collect to learn the names.
-        """
+        """Nothing: the registry need not collect to learn the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """
-        One metric family after the other.
-        """
+        """One metric family after the other."""
         snapshot = self._snapshot()
         yield from _of_the_stack(snapshot, self._version)
         yield from _of_the_cache(snapshot)

@@ -1,6 +1,4 @@
-"""
-uvicorn, embedded: our socket, our signals, no log lines and no headers of its own.
-"""
+"""uvicorn, embedded: our socket, our signals, no log lines and no headers of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +17,6 @@ from starlette.types import ASGIApp
 
 from kvstack.descriptors import ran_out
 from kvstack.errors import KvstackError, PortTaken
-
-__all__ = ["ProxyServer", "bind"]
 
 KEEP_ALIVE_S = 75
 QUEUE = 1024
@@ -130,9 +126,7 @@ class ProxyServer:
         self._ran_out = ran_out
 
     async def run(self) -> None:
-        """
-        Serve until `stop` is called.
-        """
+        """Serve until `stop` is called."""
         loop = asyncio.get_running_loop()
         before = loop.get_exception_handler()
         loop.set_exception_handler(self._on_exception)
@@ -142,15 +136,11 @@ class ProxyServer:
             loop.set_exception_handler(before)
 
     async def started(self) -> None:
-        """
-        Wait until connections are accepted.
-        """
+        """Wait until connections are accepted."""
         await self._server.listening.wait()
 
     def stop(self) -> None:
-        """
-        Accept no more, close idle connections, let answers end.
-        """
+        """Accept no more, close idle connections, let answers end."""
         self._server.should_exit = True
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote, unquote_to_bytes
 
-__all__ = ["ambiguity", "path_at_server"]
-
 _MALFORMED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _CODE_POINT = re.compile("%u([0-9A-Fa-f]{4})")
 

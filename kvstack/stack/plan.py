@@ -1,6 +1,4 @@
-"""
-What `up` is going to do: everything that can fail before a process is started.
-"""
+"""What `up` is going to do: everything that can fail before a process is started."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from kvstack.config.parse import Config
+from kvstack.config.model import Config
 from kvstack.config.toml_lines import key_lines, line_of
 from kvstack.doctor import Facts, Finding, Severity, diagnose
 from kvstack.errors import ConfigError, KvstackError, ModelNotFound, Problem
@@ -20,24 +18,14 @@ from kvstack.llama.model.memory import Kind
 from kvstack.process.machine import look_at_machine, look_at_model
 from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
-from kvstack.prompt._rules_api import RuleSet, RuleSettings, compile_rules, parse_pack
 from kvstack.prompt.pattern.pattern import PatternError, compile_pattern
 from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
 from kvstack.prompt.warmup_request import WarmupRequest, from_recording, from_system_prompt, shares_nothing
 from kvstack.rundir import cache_dir
 from kvstack.warmup.prefix import WarmupContext
 from kvstack.warmup.store import make_directory
-
-__all__ = [
-    "Plan",
-    "load_rules",
-    "load_warmup",
-    "look_over",
-    "make_plan",
-    "pattern_problems",
-    "refuse_arguments",
-    "with_lines",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +61,17 @@ class Plan:
 
     @property
     def model_path(self) -> Path | None:
-        """
-        The model file, if it is one that can be looked at.
-        """
+        """The model file, if it is one that can be looked at."""
         return Path(self.facts.model.path) if self.facts.model is not None else None
 
     @property
     def warmup_context(self) -> WarmupContext:
-        """
-        What the warm-up needs to know of all this.
-        """
+        """What the warm-up needs to know of all this."""
         return WarmupContext(self.facts, self.snapshot_dir, self.no_snapshot)
 
     @property
     def needs_checkpoints(self) -> bool:
-        """
-        Whether the model is known to rewind to checkpoints only (hybrid, sliding window).
-        """
+        """Whether the model is known to rewind to checkpoints only (hybrid, sliding window)."""
         return self.facts.shape is not None and self.facts.shape.needs_checkpoints
 
 
@@ -162,9 +144,7 @@ def _renumbered(path: str, numbers: Sequence[int]) -> str:
 
 
 def with_lines(error: ConfigError, config_path: Path | None) -> ConfigError:
-    """
-    The error with the line in the config file of each problem that has none yet.
-    """
+    """The error with the line in the config file of each problem that has none yet."""
     problems = [replace(problem, line=problem.line or _line(problem.path, config_path)) for problem in error.problems]
     return ConfigError(error.source, problems, error.next_step)
 

@@ -1,6 +1,4 @@
-"""
-Ports of a stack: taken before anything is started, with the holder's name if somebody has them.
-"""
+"""Ports of a stack: taken before anything is started, with the holder's name if somebody has them."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from kvstack.errors import AlreadyRunning, PortTaken
 from kvstack.process.identity import ProcessIdentity, is_alive, port_owners
 from kvstack.proxy.serve import bind
 from kvstack.rundir import RunDir, names
-
-__all__ = ["take_port"]
 
 
 def take_port(host: str, port: int, section: str) -> socket.socket:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvstack.config.parse import Config, parse_config
+from kvstack.config.model import Config
+from kvstack.config.parse import parse_config
 from kvstack.config.salvage import Salvaged, salvage
 from kvstack.errors import ConfigError
 from kvstack.stack.plan import load_rules, load_warmup, pattern_problems, refuse_arguments, with_lines
-
-__all__ = ["check_config"]
 
 
 def check_config(text: str, source: Path, home: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> Config:

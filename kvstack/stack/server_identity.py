@@ -1,6 +1,4 @@
-"""
-Is the server that answers our own, and is it what the config asks for?
-"""
+"""Is the server that answers our own, and is it what the config asks for?"""
 
 from __future__ import annotations
 
@@ -20,8 +18,6 @@ from kvstack.stack.plan import Plan
 from kvstack.state.events import Event, Notice, ServerDescribed
 from kvstack.state.log_facts import LogFact
 from kvstack.upstream import Props, Upstream, UpstreamError
-
-__all__ = ["Verifier"]
 
 ASK_AGAIN_S = 1.0
 START_FACTS_KEPT = 5000
@@ -120,9 +116,7 @@ class Verifier:
         self.report(finding for finding in diagnose(facts) if finding.severity is not Severity.NOTE)
 
     def report(self, findings: Iterable[Finding]) -> None:
-        """
-        Tell a person what the doctor found, each finding once.
-        """
+        """Tell a person what the doctor found, each finding once."""
         for finding in findings:
             if finding.code not in self._reported:
                 self._reported.add(finding.code)

@@ -1,8 +1,8 @@
 """
 The composition root: a Config becomes running parts, started and stopped in order.
 
-`kvstack.stack.plan` does everything that can fail before a process is started; `Stack` runs the plan.  Start: lock, sweep
-what a killed run left, bind the proxy's port, serve, spawn, wait for health, warm up, ready.  Stop: accept no more,
+`kvstack.stack.plan` does everything that can fail before a process is started; `Stack` runs the plan.  Start: lock,
+sweep what a killed run left, bind the proxy's port, serve, spawn, wait for health, warm up, ready.  Stop: accept no more,
 let streams end, close the upstream's connections, end the child, give the lock back.
 """
 
@@ -21,10 +21,11 @@ from kvstack.bus import Bus, Subscription
 from kvstack.descriptors import limit, raise_limit
 from kvstack.errors import KvstackError, NotReady, foremost, unexpected
 from kvstack.llama.log.reader import LogReader
+from kvstack.process.contract import Hooks, Launch
 from kvstack.process.identity import ProcessIdentity, identify, sweep
-from kvstack.process.supervisor import Hooks, Launch, Supervisor
+from kvstack.process.supervisor import Supervisor
 from kvstack.process.watchdog import IDLE, slots_mark
-from kvstack.prompt._rules_api import Stripped, apply_rules
+from kvstack.prompt.engine import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import RuleLine, list_rules
 from kvstack.proxy.app import make_app
@@ -32,7 +33,8 @@ from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer
-from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
+from kvstack.rundir import RawLog, RunDir, new_token
+from kvstack.runfiles import EndFile, RunFile
 from kvstack.stack.plan import Plan
 from kvstack.stack.ports import take_port
 from kvstack.stack.server_identity import Verifier
@@ -46,14 +48,13 @@ from kvstack.state.events import (
     WarmupStarted,
 )
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import ServerView, Snapshot
+from kvstack.state.records import ServerView
+from kvstack.state.stack_state import Snapshot
 from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
 from kvstack.warmup.pause import Gate
 from kvstack.warmup.snapshots import PrefixSnapshots
 from kvstack.warmup.validation import Prover
 from kvstack.warmup.warmup import Warmer
-
-__all__ = ["Stack"]
 
 CLOSE_S = 5.0
 RAN_OUT_AGAIN_S = 600.0
@@ -118,33 +119,23 @@ class Stack:
     # What the control routes need
 
     def snapshot(self) -> Snapshot:
-        """
-        The stack as it is now.
-        """
+        """The stack as it is now."""
         return self.bus.snapshot
 
     def rules(self) -> list[RuleLine]:
-        """
-        All rules as this stack applies them: its file may have changed since, and `--set` is not in the file.
-        """
+        """All rules as this stack applies them: its file may have changed since, and `--set` is not in the file."""
         return list_rules(self._plan.rules)
 
     def request_stop(self, reason: str) -> None:
-        """
-        Begin the orderly stop; a second call changes nothing.
-        """
+        """Begin the orderly stop; a second call changes nothing."""
         self._supervisor.stop(reason)
 
     def kill(self) -> None:
-        """
-        Stop now: the child is killed, open streams are cut off.
-        """
+        """Stop now: the child is killed, open streams are cut off."""
         self._supervisor.kill()
 
     def subscribe(self) -> Subscription:
-        """
-        Begin to listen to events.
-        """
+        """Begin to listen to events."""
         return self.bus.subscribe()
 
     async def warm_up(self) -> WarmupEnded:

@@ -1,6 +1,4 @@
-"""
-What a request's row says once its task and its answer are looked at together.
-"""
+"""What a request's row says once its task and its answer are looked at together."""
 
 from __future__ import annotations
 
@@ -15,13 +13,9 @@ from kvstack.state.stack_state import Snapshot
 from kvstack.state.totals import seconds
 from kvstack.state.verdict import judge
 
-__all__ = ["has_log", "judged"]
-
 
 def judged(snapshot: Snapshot, row: RequestRow) -> RequestRow:
-    """
-    A request with all that log and answer tell by now: its figures, and once it is over its verdict.
-    """
+    """A request with all that log and answer tell by now: its figures, and once it is over its verdict."""
     join = snapshot.join
     if row.settled:
         return row
@@ -70,9 +64,7 @@ def judged(snapshot: Snapshot, row: RequestRow) -> RequestRow:
 
 
 def has_log(snapshot: Snapshot) -> bool:
-    """
-    Whether there is a log of the server to be read.
-    """
+    """Whether there is a log of the server to be read."""
     # Of a server that we started there is one, though it may lag behind; of one that we attached to there is none.
     return snapshot.join.facts > 0 or snapshot.server.pid is not None
 

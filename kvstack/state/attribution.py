@@ -23,8 +23,6 @@ from kvstack.state.events import AnswerSeen, WarmupEnded
 from kvstack.state.records import RequestRow, SlotView, TaskView
 from kvstack.state.request_stats import agrees, prompt_of
 
-__all__ = ["Join", "begin_warmup", "claim_warmup", "end_warmup", "measured", "settle", "step_warmup", "task_of"]
-
 RATE_FROM_TOKENS = 64
 """Shorter prefills measure the overhead, not the rate."""
 
@@ -64,37 +62,27 @@ class Join:
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """
-        The prefill rate of this run.
-        """
+        """The prefill rate of this run."""
         return self.rate_tokens * 1000.0 / self.rate_ms if self.rate_ms > 0 else None
 
     def with_task(self, index: int, task: TaskView) -> Join:
-        """
-        The same with another task at *index*.
-        """
+        """The same with another task at *index*."""
         return replace(self, tasks=(*self.tasks[:index], task, *self.tasks[index + 1 :]))
 
     def with_slot(self, slot: int, change: Callable[[SlotView], SlotView]) -> Join:
-        """
-        The same with a slot changed, which is a new one if nothing was heard of it yet.
-        """
+        """The same with a slot changed, which is a new one if nothing was heard of it yet."""
         slots = {view.slot: view for view in self.slots}
         slots[slot] = change(slots.get(slot) or SlotView(slot))
         return replace(self, slots=tuple(slots[number] for number in sorted(slots)))
 
 
 def task_of(join: Join, request: int) -> TaskView | None:
-    """
-    The task that works for a request, as far as it is known.
-    """
+    """The task that works for a request, as far as it is known."""
     return next((task for task in reversed(join.tasks) if task.owner == request and not task.is_child), None)
 
 
 def measured(join: Join, tokens: int | None, ms: float | None) -> Join:
-    """
-    Count one finished prefill into the rate.
-    """
+    """Count one finished prefill into the rate."""
     if tokens is None or ms is None or tokens < RATE_FROM_TOKENS or ms <= 0:
         return join
     return replace(join, rate_tokens=join.rate_tokens + tokens, rate_ms=join.rate_ms + ms)
@@ -187,9 +175,7 @@ def _prove(join: Join, row: RequestRow, answer: AnswerSeen, rows: Sequence[Reque
 
 
 def _hand_over(join: Join, index: int, row: RequestRow | None, *, is_warmup: bool = False) -> Join:
-    """
-    Give a task another owner, and with it what it left in its slot.
-    """
+    """Give a task another owner, and with it what it left in its slot."""
     task = join.tasks[index]
     if task.owner == (row.id if row is not None else None) and task.is_warmup == is_warmup:
         return join
@@ -225,9 +211,7 @@ def _was_refused(task: TaskView) -> bool:
 
 
 def begin_warmup(join: Join, newest_request: int) -> Join:
-    """
-    A warm-up is sent: the next task is its, unless a request that was sent before still has none.
-    """
+    """A warm-up is sent: the next task is its, unless a request that was sent before still has none."""
     return replace(join, warmup_after=newest_request, warmup_figures=(), warmup_refused=None)
 
 
@@ -245,9 +229,7 @@ def step_warmup(join: Join, newest_request: int, figures: tuple[int, int | None]
 
 
 def end_warmup(join: Join, ended: WarmupEnded) -> Join:
-    """
-    A warm-up is over; its figures prove its task, now or when the log has caught up.
-    """
+    """A warm-up is over; its figures prove its task, now or when the log has caught up."""
     if ended.outcome != "done":
         known = any(task.is_warmup and task.rejected is not None for task in join.tasks)
         return replace(join, warmup_after=None, warmup_refused=None if known else ended.detail)
@@ -264,9 +246,7 @@ def end_warmup(join: Join, ended: WarmupEnded) -> Join:
 
 
 def claim_warmup(join: Join) -> Join:
-    """
-    Prove the tasks of a warm-up that are over, where there are some with their figures.
-    """
+    """Prove the tasks of a warm-up that are over, where there are some with their figures."""
     if not join.warmup_figures:
         return join
     left = []

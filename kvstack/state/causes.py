@@ -1,14 +1,10 @@
-"""
-What to do against each kind of change that a client makes.
-"""
+"""What to do against each kind of change that a client makes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kvstack.state.records import RequestRow
-
-__all__ = ["remedies"]
 
 _AGAINST = {
     "clock": "A rule with `freeze`, `coarsen` or `drop` keeps a clock from changing the prompt.",

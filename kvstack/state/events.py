@@ -13,33 +13,10 @@ from typing import Literal
 from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import LogFact
 
-__all__ = [
-    "AnswerSeen",
-    "Event",
-    "FirstByteSent",
-    "LogFactSeen",
-    "LogLineSeen",
-    "MemorySampled",
-    "Notice",
-    "RequestEnded",
-    "RequestForwarded",
-    "RequestReceived",
-    "RuleHit",
-    "ServerDescribed",
-    "ServerSpawned",
-    "StateChanged",
-    "WarmupEnded",
-    "WarmupJudged",
-    "WarmupStarted",
-    "WarmupStepped",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StateChanged:
-    """
-    The stack moved to another state.
-    """
+    """The stack moved to another state."""
 
     time_s: float
     state: State
@@ -49,9 +26,7 @@ class StateChanged:
 
 @dataclass(frozen=True, slots=True)
 class ServerSpawned:
-    """
-    A llama-server process was started by us.
-    """
+    """A llama-server process was started by us."""
 
     time_s: float
     pid: int
@@ -61,9 +36,7 @@ class ServerSpawned:
 
 @dataclass(frozen=True, slots=True)
 class ServerDescribed:
-    """
-    What is known of the upstream, from its binary, `/props` and its log; None leaves the former value.
-    """
+    """What is known of the upstream, from its binary, `/props` and its log; None leaves the former value."""
 
     time_s: float
     url: str | None = None
@@ -79,9 +52,7 @@ class ServerDescribed:
 
 @dataclass(frozen=True, slots=True)
 class MemorySampled:
-    """
-    Resident memory of the child and its descendants.
-    """
+    """Resident memory of the child and its descendants."""
 
     time_s: float
     rss_bytes: int
@@ -89,9 +60,7 @@ class MemorySampled:
 
 @dataclass(frozen=True, slots=True)
 class LogLineSeen:
-    """
-    One line of the server's log, decoded and without control characters.
-    """
+    """One line of the server's log, decoded and without control characters."""
 
     time_s: float
     text: str
@@ -99,9 +68,7 @@ class LogLineSeen:
 
 @dataclass(frozen=True, slots=True)
 class LogFactSeen:
-    """
-    What one record of the server's log says.
-    """
+    """What one record of the server's log says."""
 
     time_s: float
     run: int
@@ -111,9 +78,7 @@ class LogFactSeen:
 
 @dataclass(frozen=True, slots=True)
 class RuleHit:
-    """
-    One rule's effect on one request.
-    """
+    """One rule's effect on one request."""
 
     rule: str
     action: str
@@ -122,9 +87,7 @@ class RuleHit:
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:
-    """
-    The proxy has read a model request and applied the rules to it.
-    """
+    """The proxy has read a model request and applied the rules to it."""
 
     time_s: float
     id: int
@@ -154,9 +117,7 @@ class RequestReceived:
 
 @dataclass(frozen=True, slots=True)
 class RequestForwarded:
-    """
-    The request went to the upstream.
-    """
+    """The request went to the upstream."""
 
     time_s: float
     id: int
@@ -197,9 +158,7 @@ class AnswerSeen:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """
-    The request is over.
-    """
+    """The request is over."""
 
     time_s: float
     id: int
@@ -212,18 +171,14 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class WarmupStarted:
-    """
-    A warm-up begins.
-    """
+    """A warm-up begins."""
 
     time_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupEnded:
-    """
-    A warm-up is over.
-    """
+    """A warm-up is over."""
 
     time_s: float
     outcome: Literal["done", "failed", "no prefix known", "off"]
@@ -238,9 +193,7 @@ class WarmupEnded:
 
     @property
     def warm_tokens(self) -> int | None:
-        """
-        How much of it others can use: not the user text behind the prefix, where that is known.
-        """
+        """How much of it others can use: not the user text behind the prefix, where that is known."""
         if self.outcome != "done":
             return None
         return self.prompt_tokens if self.boundary_tokens is None else self.boundary_tokens
@@ -248,9 +201,7 @@ class WarmupEnded:
 
 @dataclass(frozen=True, slots=True)
 class WarmupStepped:
-    """
-    A warm-up that goes on has had a task of the server done: the figures prove that the task is the stack's own.
-    """
+    """A warm-up that goes on has had a task of the server done: the figures prove that the task is the stack's own."""
 
     time_s: float
     prompt_tokens: int
@@ -259,9 +210,7 @@ class WarmupStepped:
 
 @dataclass(frozen=True, slots=True)
 class WarmupJudged:
-    """
-    The first answer to a prompt that begins with a restored prefix: only that shows whether the snapshot holds.
-    """
+    """The first answer to a prompt that begins with a restored prefix: only that shows whether the snapshot holds."""
 
     time_s: float
     holds: bool
@@ -271,9 +220,7 @@ class WarmupJudged:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """
-    Something that a person should read, once.
-    """
+    """Something that a person should read, once."""
 
     time_s: float
     level: Literal["info", "warning", "error"]

@@ -13,14 +13,10 @@ from typing import Any
 from kvstack.state.causes import remedies
 from kvstack.state.records import RequestRow, TaskView
 
-__all__ = ["Explanation", "Part", "advice", "explain"]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """
-    One paragraph: a title and its sentences.
-    """
+    """One paragraph: a title and its sentences."""
 
     title: str
     sentences: tuple[str, ...]
@@ -28,9 +24,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """
-    What there is to say of one request.
-    """
+    """What there is to say of one request."""
 
     request: int
     verdict: str | None
@@ -38,9 +32,7 @@ class Explanation:
     parts: tuple[Part, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """
-        Ready for JSON.
-        """
+        """Ready for JSON."""
         return {
             "request": self.request,
             "verdict": self.verdict,
@@ -284,9 +276,7 @@ def _waiting(row: RequestRow) -> Iterator[str]:
 
 
 def advice(row: RequestRow) -> tuple[str, ...]:
-    """
-    What to do about one request, in sentences; none where all is well.
-    """
+    """What to do about one request, in sentences; none where all is well."""
     return tuple(_advice(row, "`kvstack logs`"))
 
 

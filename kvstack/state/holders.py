@@ -1,19 +1,13 @@
-"""
-Whose the slots are: who took a conversation's slot, and whether the warm-up's prefix still has one.
-"""
+"""Whose the slots are: who took a conversation's slot, and whether the warm-up's prefix still has one."""
 
 from __future__ import annotations
 
 from kvstack.state.records import RequestRow
 from kvstack.state.stack_state import Snapshot
 
-__all__ = ["taken_by", "warm_tokens"]
-
 
 def taken_by(snapshot: Snapshot, row: RequestRow, before: RequestRow | None) -> str | None:
-    """
-    Who used the slot of the conversation's former request after it.
-    """
+    """Who used the slot of the conversation's former request after it."""
     if before is None or before.slot is None:
         return None
     after = [
@@ -39,9 +33,7 @@ def _came_after(task: int, before: RequestRow) -> bool:
 
 
 def warm_tokens(snapshot: Snapshot) -> int | None:
-    """
-    What is warm now: the warm-up's prefix, as long as it, or a conversation that began with it, has a slot.
-    """
+    """What is warm now: the warm-up's prefix, as long as it, or a conversation that began with it, has a slot."""
     if snapshot.join.facts == 0 or snapshot.warmup.warm_tokens is None:
         return snapshot.warmup.warm_tokens  # (without a log nobody knows who has which slot)
     warmed = {row.conversation for row in snapshot.requests if row.verdict == "WARM"}

@@ -18,13 +18,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["TRANSITIONS", "State", "backoff_s", "may_go"]
-
 
 class State(StrEnum):
-    """
-    Where a stack is in its life.
-    """
+    """Where a stack is in its life."""
 
     STOPPED = "stopped"
     """Nothing runs."""
@@ -58,9 +54,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 def may_go(old: State, new: State) -> bool:
-    """
-    Whether *new* may follow *old*.
-    """
+    """Whether *new* may follow *old*."""
     return new in TRANSITIONS[old]
 
 

@@ -1,6 +1,4 @@
-"""
-The log's side of the joining: what one fact of the present run's log changes of tasks and slots.
-"""
+"""The log's side of the joining: what one fact of the present run's log changes of tasks and slots."""
 
 from __future__ import annotations
 
@@ -11,8 +9,6 @@ from kvstack.state import log_facts as facts
 from kvstack.state.attribution import Join, measured
 from kvstack.state.records import RequestRow, SlotView, TaskView
 from kvstack.state.request_stats import prompt_of
-
-__all__ = ["fold"]
 
 TASKS_KEPT = 64
 """Tasks of one run that may still meet their request."""

@@ -11,23 +11,10 @@ from dataclasses import dataclass, field
 
 from kvstack.state.events import AnswerSeen
 
-__all__ = [
-    "LogView",
-    "RamCacheView",
-    "RequestRow",
-    "ServerView",
-    "SlotView",
-    "TaskView",
-    "Totals",
-    "WarmupView",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """
-    One request, as far as it is known by now.
-    """
+    """One request, as far as it is known by now."""
 
     id: int
     time_s: float
@@ -101,16 +88,12 @@ class RequestRow:
 
     @property
     def is_over(self) -> bool:
-        """
-        Whether the client has its answer, or left.
-        """
+        """Whether the client has its answer, or left."""
         return self.phase in {"done", "cancelled", "failed"}
 
     @property
     def reuse_ratio(self) -> float | None:
-        """
-        Cached tokens / prompt tokens, 0 to 1.
-        """
+        """Cached tokens / prompt tokens, 0 to 1."""
         if not self.prompt_tokens or self.cached_tokens is None:
             return None
         return min(self.cached_tokens / self.prompt_tokens, 1.0)
@@ -118,9 +101,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """
-    One task of the server, as its log tells it.
-    """
+    """One task of the server, as its log tells it."""
 
     slot: int
     task: int
@@ -174,9 +155,7 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """
-    What a slot holds, and for whom.
-    """
+    """What a slot holds, and for whom."""
 
     slot: int
     tokens: int | None = None
@@ -199,9 +178,7 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """
-    The upstream.
-    """
+    """The upstream."""
 
     url: str | None = None
     is_attached: bool = False
@@ -228,9 +205,7 @@ class ServerView:
 
 @dataclass(frozen=True, slots=True)
 class RamCacheView:
-    """
-    The server's RAM cache: prompts that lost their slot.
-    """
+    """The server's RAM cache: prompts that lost their slot."""
 
     prompts: int | None = None
     size_bytes: int | None = None
@@ -240,9 +215,7 @@ class RamCacheView:
 
 @dataclass(frozen=True, slots=True)
 class WarmupView:
-    """
-    The last warm-up.
-    """
+    """The last warm-up."""
 
     outcome: str = "pending"
     """`pending`, `done`, `failed`, `no prefix known` or `off`."""
@@ -261,26 +234,20 @@ class WarmupView:
 
     @property
     def warm_tokens(self) -> int | None:
-        """
-        How much of it others can use: not the user text behind the prefix, where that is known.
-        """
+        """How much of it others can use: not the user text behind the prefix, where that is known."""
         if self.outcome != "done":
             return None
         return self.prompt_tokens if self.boundary_tokens is None else self.boundary_tokens
 
     @property
     def is_unproved(self) -> bool:
-        """
-        Whether it rests on a restored snapshot that no answer has confirmed yet.
-        """
+        """Whether it rests on a restored snapshot that no answer has confirmed yet."""
         return self.outcome == "done" and self.snapshot is not None and not self.is_proved
 
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """
-    How well the log is understood.
-    """
+    """How well the log is understood."""
 
     facts: int = 0
     drift: int = 0

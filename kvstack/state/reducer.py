@@ -38,30 +38,14 @@ from kvstack.state.holders import warm_tokens
 from kvstack.state.lifecycle import State
 from kvstack.state.logfold import fold
 from kvstack.state.records import (
-    LogView,
     RamCacheView,
     RequestRow,
     ServerView,
-    SlotView,
-    Totals,
     WarmupView,
 )
 from kvstack.state.serverfacts import note_fact
 from kvstack.state.stack_state import WITHOUT_SERVER, Snapshot, add_notice
 from kvstack.state.totals import account, add_seconds, is_late
-
-__all__ = [
-    "REQUESTS_KEPT",
-    "LogView",
-    "RamCacheView",
-    "RequestRow",
-    "ServerView",
-    "SlotView",
-    "Snapshot",
-    "Totals",
-    "WarmupView",
-    "reduce",
-]
 
 REQUESTS_KEPT = 100
 """Requests that a Snapshot remembers, newest last."""
@@ -70,9 +54,7 @@ LOG_LINES_KEPT = 50
 
 
 def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
-    """
-    The picture after *event*.  Never raises; an event of a request that is forgotten changes nothing of it.
-    """
+    """The picture after *event*.  Never raises; an event of a request that is forgotten changes nothing of it."""
     match event:
         case LogLineSeen():
             return replace(snapshot, log_lines=(*snapshot.log_lines[-(LOG_LINES_KEPT - 1) :], event.text))
@@ -321,9 +303,7 @@ def _with_row(snapshot: Snapshot, index: int, row: RequestRow) -> Snapshot:
 
 
 def _count_late(snapshot: Snapshot, now_s: float) -> Snapshot:
-    """
-    Count the seconds of requests whose log has not come: they shall not be missing for ever.
-    """
+    """Count the seconds of requests whose log has not come: they shall not be missing for ever."""
     for index, row in enumerate(snapshot.requests):
         if row.verdict is not None and not row.is_counted and is_late(row, now_s):
             snapshot = _with_row(snapshot, index, replace(row, is_counted=True))
@@ -331,9 +311,7 @@ def _count_late(snapshot: Snapshot, now_s: float) -> Snapshot:
 
 
 def _rejoin(snapshot: Snapshot, requests: Iterable[int]) -> Snapshot:
-    """
-    Prove owners by what has come since, and compose and judge anew the requests that it concerns.
-    """
+    """Prove owners by what has come since, and compose and judge anew the requests that it concerns."""
     join, changed = settle(snapshot.join, snapshot.requests)
     if join is not snapshot.join:
         join = claim_warmup(join)

@@ -1,6 +1,4 @@
-"""
-The figures of one request: what its answer says of itself, and what the log says where the answer is silent.
-"""
+"""The figures of one request: what its answer says of itself, and what the log says where the answer is silent."""
 
 from __future__ import annotations
 
@@ -8,8 +6,6 @@ from dataclasses import replace
 
 from kvstack.state.events import AnswerSeen
 from kvstack.state.records import RequestRow, TaskView
-
-__all__ = ["agrees", "compose", "prompt_of", "ttft_ms"]
 
 _MS_PRINTED = 0.0051
 """The log rounds milliseconds to two places."""
@@ -29,9 +25,7 @@ def prompt_of(task: TaskView) -> int | None:
 
 
 def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
-    """
-    The row with all figures that answer and log give, the answer's first.
-    """
+    """The row with all figures that answer and log give, the answer's first."""
     answer = row.answer or AnswerSeen(row.id)
     if task is None:
         prompt, cached, evaluated = _bounded(answer.prompt_tokens, answer.cached_tokens, answer.evaluated_tokens)
@@ -81,9 +75,7 @@ def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
 
 
 def _bounded(prompt: int | None, cached: int | None, evaluated: int | None) -> tuple[int | None, ...]:
-    """
-    Tokens of a prompt, no more of them cached and evaluated than it has: figures of two sources may contradict.
-    """
+    """Tokens of a prompt, no more of them cached and evaluated than it has: figures of two sources may contradict."""
     if prompt is None:
         return prompt, cached, evaluated
     cached = None if cached is None else min(cached, prompt)
@@ -119,9 +111,7 @@ def _first(*values: int | None) -> int | None:
 
 
 def agrees(answer: AnswerSeen, task: TaskView) -> bool | None:
-    """
-    Whether an answer and a task are of one piece; None while that cannot be told.
-    """
+    """Whether an answer and a task are of one piece; None while that cannot be told."""
     if answer.evaluated_tokens is None or task.evaluated_tokens is None:
         return None
     if answer.evaluated_tokens != task.evaluated_tokens:

@@ -1,6 +1,4 @@
-"""
-What the log says of the server as a whole: device, context, buffers, RAM cache, warnings, drift, counters.
-"""
+"""What the log says of the server as a whole: device, context, buffers, RAM cache, warnings, drift, counters."""
 
 from __future__ import annotations
 
@@ -11,16 +9,12 @@ from kvstack.state import log_facts as facts
 from kvstack.state.records import RamCacheView
 from kvstack.state.stack_state import Snapshot, add_notice
 
-__all__ = ["note_fact"]
-
 DRIFT_SAMPLES_KEPT = 5
 WARNINGS_KEPT = 20
 
 
 def note_fact(snapshot: Snapshot, fact: facts.LogFact, time_s: float) -> Snapshot:
-    """
-    Keep what a fact says of the server as a whole.
-    """
+    """Keep what a fact says of the server as a whole."""
     server, totals = snapshot.server, snapshot.totals
     match fact:
         case facts.SlotSelected(threshold_ratio=float(threshold)) if threshold != server.similarity_threshold_ratio:

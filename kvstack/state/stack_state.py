@@ -1,6 +1,4 @@
-"""
-The Snapshot and its published shape; `kvstack.state.reducer.reduce` makes new ones.
-"""
+"""The Snapshot and its published shape; `kvstack.state.reducer.reduce` makes new ones."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ from kvstack.state.lifecycle import State
 from kvstack.state.records import LogView, RamCacheView, RequestRow, ServerView, SlotView, Totals, WarmupView
 from kvstack.state.stats import decode_by_context
 
-__all__ = ["WITHOUT_SERVER", "Snapshot", "add_notice"]
-
 NOTICES_KEPT = 50
 
 WITHOUT_SERVER = frozenset({State.BACKOFF, State.STOPPED, State.FAILED})
@@ -22,9 +18,7 @@ WITHOUT_SERVER = frozenset({State.BACKOFF, State.STOPPED, State.FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """
-    One stack at one moment.
-    """
+    """One stack at one moment."""
 
     name: str
     proxy_url: str
@@ -50,9 +44,7 @@ class Snapshot:
 
     @property
     def counters(self) -> Totals:
-        """
-        The sums in a form that only grows, for metrics: a request counts once its verdict is final.
-        """
+        """The sums in a form that only grows, for metrics: a request counts once its verdict is final."""
         settled = self.settled_totals
         return replace(
             self.totals,
@@ -70,28 +62,20 @@ class Snapshot:
 
     @property
     def slots(self) -> tuple[SlotView, ...]:
-        """
-        What each slot holds, as the log of the present run tells it; nothing once its server is gone.
-        """
+        """What each slot holds, as the log of the present run tells it; nothing once its server is gone."""
         return () if self.state in WITHOUT_SERVER else self.join.slots
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """
-        The prefill rate that this run measured.
-        """
+        """The prefill rate that this run measured."""
         return self.join.prefill_tokens_per_s
 
     def row(self, request: int) -> RequestRow | None:
-        """
-        One request by its number, if it is still remembered.
-        """
+        """One request by its number, if it is still remembered."""
         return next((row for row in reversed(self.requests) if row.id == request), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """
-        The documented shape, ready for JSON.
-        """
+        """The documented shape, ready for JSON."""
         return {
             "name": self.name,
             "state": self.state.value,
@@ -276,7 +260,5 @@ def _row_dict(row: RequestRow) -> dict[str, Any]:
 
 
 def add_notice(snapshot: Snapshot, time_s: float, level: str, text: str) -> Snapshot:
-    """
-    Keep something that a person should read.
-    """
+    """Keep something that a person should read."""
     return replace(snapshot, notices=(*snapshot.notices[-(NOTICES_KEPT - 1) :], (time_s, level, text)))

@@ -1,6 +1,4 @@
-"""
-Small statistics over remembered requests: decode speed against context length.
-"""
+"""Small statistics over remembered requests: decode speed against context length."""
 
 from __future__ import annotations
 
@@ -8,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvstack.state.records import RequestRow
-
-__all__ = ["SpeedAtContext", "decode_by_context"]
 
 _FROM_TOKENS = 8
 """A few tokens say nothing of a speed."""

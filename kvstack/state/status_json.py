@@ -15,15 +15,12 @@ from typing import Any
 
 from kvstack.state.attribution import Join
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import SlotView, Snapshot
-
-__all__ = ["snapshot_from_dict"]
+from kvstack.state.records import SlotView
+from kvstack.state.stack_state import Snapshot
 
 
 def snapshot_from_dict(data: dict[str, Any]) -> Snapshot:
-    """
-    The inverse of `Snapshot.to_dict`, as far as *data* goes.
-    """
+    """The inverse of `Snapshot.to_dict`, as far as *data* goes."""
     flat = dict(data)
     proxy = flat.pop("proxy", None)
     flat["proxy_url"] = proxy.get("url") if isinstance(proxy, dict) else None

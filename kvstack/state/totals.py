@@ -12,8 +12,6 @@ from dataclasses import replace
 
 from kvstack.state.records import RequestRow, Totals
 
-__all__ = ["account", "add_seconds", "is_late", "seconds"]
-
 PATIENCE_S = 5.0
 """So long the log may take to tell of a request that is over."""
 
@@ -46,18 +44,14 @@ def account(totals: Totals, row: RequestRow, sign: int) -> Totals:
 
 
 def add_seconds(totals: Totals, row: RequestRow) -> Totals:
-    """
-    Add what the cache saved and lost in one request.
-    """
+    """Add what the cache saved and lost in one request."""
     if row.verdict is None or row.api is None:
         return totals
     return replace(totals, saved_s=totals.saved_s + (row.saved_s or 0.0), cost_s=totals.cost_s + (row.cost_s or 0.0))
 
 
 def is_late(row: RequestRow, now_s: float) -> bool:
-    """
-    Whether a request that is over has waited for its log long enough.
-    """
+    """Whether a request that is over has waited for its log long enough."""
     return row.duration_ms is not None and row.time_s + row.duration_ms / 1000.0 + PATIENCE_S <= now_s
 
 

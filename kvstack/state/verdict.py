@@ -31,8 +31,6 @@ from dataclasses import dataclass
 
 from kvstack.state.records import RequestRow, TaskView
 
-__all__ = ["SLACK_TOKENS", "VERDICTS", "Judgement", "is_next_to_nothing", "judge"]
-
 SLACK_TOKENS = 64
 """Cached tokens may fall short of what was expected by so many: a template's tail, a checkpoint before the end."""
 
@@ -62,9 +60,7 @@ VERDICTS = (
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """
-    A verdict, its cause in a few words, and how many tokens were evaluated in vain.
-    """
+    """A verdict, its cause in a few words, and how many tokens were evaluated in vain."""
 
     verdict: str
     cause: str | None = None
@@ -118,9 +114,7 @@ def is_next_to_nothing(cached_tokens: int, prompt_tokens: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Reuse:
-    """
-    What is known about the reuse of one request; tokens throughout.
-    """
+    """What is known about the reuse of one request; tokens throughout."""
 
     row: RequestRow
     task: TaskView | None
@@ -275,9 +269,7 @@ def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None,
 
 
 def _judge_by_slot(reuse: _Reuse) -> Judgement:
-    """
-    Judge a request of which no conversation is known: by the former prompt on its slot.
-    """
+    """Judge a request of which no conversation is known: by the former prompt on its slot."""
     cached, expected = reuse.cached, reuse.slot_expected
     if reuse.is_like_nothing:
         return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
@@ -327,9 +319,7 @@ def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
 
 
 def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_is_read: bool) -> Judgement:
-    """
-    Judge a request that found less than the former request of its conversation left.
-    """
+    """Judge a request that found less than the former request of its conversation left."""
     lost = max(expected - reuse.cached, 0)
     if reuse.row.divergence is not None:
         return _judge_change(reuse, reuse.row.divergence, lost, slot_taken_by, is_known=log_is_read)

@@ -1,3 +1,1 @@
-"""
-What a person sees and types.
-"""
+"""What a person sees and types."""

@@ -1,6 +1,4 @@
-"""
-The typer app that the verbs register themselves with.
-"""
+"""The typer app that the verbs register themselves with."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ import typer
 
 from kvstack import __version__
 from kvstack.terminal import output
-
-__all__ = ["ConfigArgument", "JsonOption", "KnownConfigArgument", "OverridesOption", "StackArgument", "app"]
 
 app = typer.Typer(
     name="kvstack",
@@ -57,8 +53,6 @@ def global_options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    """
-    Start llama-server with the right flags, keep its KV cache hot, and prove it live.
-    """
+    """Start llama-server with the right flags, keep its KV cache hot, and prove it live."""
     del version
     output.set_debug(debug)

@@ -18,11 +18,10 @@ from typing import Any, BinaryIO
 
 from kvstack.errors import AlreadyRunning, ChildLost, KvstackError, NotReady, NotRunning, StartFailed
 from kvstack.process.identity import descendants, identify
-from kvstack.rundir import RunDir, RunFile
+from kvstack.rundir import RunDir
+from kvstack.runfiles import RunFile
 from kvstack.terminal import control_client, format, output
 from kvstack.terminal.plain_lines import verbs_for
-
-__all__ = ["start_background"]
 
 POLL_S = 0.1
 OUTPUT_BYTES = 1024 * 1024

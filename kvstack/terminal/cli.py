@@ -12,12 +12,10 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kvstack.errors import ExitCode, KvstackError, UsageError
-from kvstack.terminal import output  # noqa: F401 - each registers its verb
+from kvstack.errors import ExitCode, KvstackError, UsageError, unexpected
+from kvstack.terminal import output
 from kvstack.terminal.app import app
 from kvstack.terminal.commands import capture, check, doctor, down, explain, logs, rules, status, up, warmup  # noqa: F401 - each registers its verb
-
-__all__ = ["app", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -80,7 +78,7 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
             # A help text, which typer writes itself.
             output.failed(sys.stdout)
             return output.fail(verb, False, output.unwritten(error))
-        return output.fail(verb, as_json, output.unexpected(error), error)
+        return output.fail(verb, as_json, unexpected(error), error)
     context = getattr(error, "ctx", None)
     message = str(format_message()).rstrip(".")
     if type(error).__name__ == "NoArgsIsHelpError":

@@ -1,6 +1,4 @@
-"""
-Reads a config file for the verbs that need all of it.
-"""
+"""Reads a config file for the verbs that need all of it."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from typing import TYPE_CHECKING
 from kvstack.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from kvstack.config.parse import Config
-
-__all__ = ["load_checked", "load_config"]
+    from kvstack.config.model import Config
 
 
 def load_config(path: str, overrides: Sequence[str] | None) -> tuple[Config, Path]:

@@ -21,21 +21,9 @@ from urllib.parse import quote, urlsplit
 
 from kvstack.errors import KvstackError, NotReady, NotRunning, UsageError
 from kvstack.process.identity import ProcessIdentity, is_alive
-from kvstack.rundir import RunDir, RunFile, last_used, names, names_with_log
+from kvstack.rundir import RunDir, last_used, names, names_with_log
+from kvstack.runfiles import RunFile
 from kvstack.terminal import last_run
-
-__all__ = [
-    "Answer",
-    "act",
-    "alive",
-    "config_of",
-    "fetch",
-    "fetch_status",
-    "find",
-    "find_dir",
-    "follow",
-    "stack_name",
-]
 
 STATUS_TIMEOUT_S = 5.0
 SILENCE_S = 30.0
@@ -48,9 +36,7 @@ _TOKEN = re.compile(r"[!-~]+")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """
-    What a control route answered.
-    """
+    """What a control route answered."""
 
     ok: bool
     message: str
@@ -76,9 +62,7 @@ def stack_name(target: str) -> str:
 
 
 def config_of(name: str) -> str | None:
-    """
-    The config file of the stack of that name, if one runs, or one was ended by an error or killed.
-    """
+    """The config file of the stack of that name, if one runs, or one was ended by an error or killed."""
     if not _safe(name):
         return None
     known = RunDir(name).read() or RunDir(name).read_end()
@@ -86,9 +70,7 @@ def config_of(name: str) -> str | None:
 
 
 def alive(run: RunFile) -> bool:
-    """
-    Whether the kvstack process of a run file lives.
-    """
+    """Whether the kvstack process of a run file lives."""
     return is_alive(ProcessIdentity(run.pid, run.started_s))
 
 

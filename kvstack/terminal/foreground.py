@@ -21,11 +21,9 @@ from typing import Any
 from kvstack.errors import ExitCode, KvstackError
 from kvstack.stack.plan import Plan
 from kvstack.stack.stack import Stack
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from kvstack.terminal import format, output
 from kvstack.terminal.plain_lines import Announcer, Line
-
-__all__ = ["run_foreground"]
 
 _SIGNALS = {
     "SIGINT": ExitCode.INTERRUPTED,

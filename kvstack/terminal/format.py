@@ -1,50 +1,26 @@
-"""
-How figures are written for a person: one spelling for each unit, and a dash for what is not known.
-"""
+"""How figures are written for a person: one spelling for each unit, and a dash for what is not known."""
 
 from __future__ import annotations
 
 import time
 import unicodedata
 
-__all__ = [
-    "UNKNOWN",
-    "clock_time",
-    "count",
-    "duration",
-    "elapsed_clock",
-    "memory",
-    "one_line",
-    "percent",
-    "plural",
-    "rate",
-    "ratio",
-    "seconds",
-    "tokens",
-]
-
 UNKNOWN = "-"
 """What stands where a figure is not known: never an invented zero."""
 
 
 def tokens(count: int | None) -> str:
-    """
-    A token count with thousands separators: `18,402`.
-    """
+    """A token count with thousands separators: `18,402`."""
     return UNKNOWN if count is None else f"{count:,}"
 
 
 def ratio(value: float | None) -> str:
-    """
-    A ratio with three places, as llama-server's log prints it: `0.982`.
-    """
+    """A ratio with three places, as llama-server's log prints it: `0.982`."""
     return UNKNOWN if value is None else f"{value:.3f}"
 
 
 def percent(value: float | None) -> str:
-    """
-    A ratio as a whole percentage: `97 %`.  Never `100 %` for less than all, nor `0 %` for more than nothing.
-    """
+    """A ratio as a whole percentage: `97 %`.  Never `100 %` for less than all, nor `0 %` for more than nothing."""
     if value is None:
         return UNKNOWN
     whole = round(value * 100)
@@ -56,9 +32,7 @@ def percent(value: float | None) -> str:
 
 
 def seconds(milliseconds: float | None) -> str:
-    """
-    A short span in at most five characters: `0.3ms`, `53ms`, `0.24s`, `39.1s`, `412s`, `27m`.
-    """
+    """A short span in at most five characters: `0.3ms`, `53ms`, `0.24s`, `39.1s`, `412s`, `27m`."""
     if milliseconds is None:
         return UNKNOWN
     if 0 < milliseconds < 9.95:
@@ -76,9 +50,7 @@ def seconds(milliseconds: float | None) -> str:
 
 
 def rate(tokens_per_s: float | None) -> str:
-    """
-    A speed in tokens per second, in at most four characters: `41.2`, `1204`, `38k`.
-    """
+    """A speed in tokens per second, in at most four characters: `41.2`, `1204`, `38k`."""
     if tokens_per_s is None:
         return UNKNOWN
     if tokens_per_s < 99.95:
@@ -87,9 +59,7 @@ def rate(tokens_per_s: float | None) -> str:
 
 
 def count(number: int, width: int) -> str:
-    """
-    A count in a narrow place: a dash for none, thousands where it would not fit: `3`, `12k`.
-    """
+    """A count in a narrow place: a dash for none, thousands where it would not fit: `3`, `12k`."""
     if not number:
         return UNKNOWN
     text = str(number)
@@ -97,9 +67,7 @@ def count(number: int, width: int) -> str:
 
 
 def duration(span_s: float) -> str:
-    """
-    A span in words, its two largest units: `14 s`, `41 m 12 s`, `2 h 05 m`, `3 d 04 h`.
-    """
+    """A span in words, its two largest units: `14 s`, `41 m 12 s`, `2 h 05 m`, `3 d 04 h`."""
     whole = max(0, int(span_s))
     if whole < 60:
         return f"{whole} s"
@@ -114,9 +82,7 @@ def duration(span_s: float) -> str:
 
 
 def elapsed_clock(span_s: float) -> str:
-    """
-    A running clock: `02:14:07`, with days in front where there are any: `3d 02:14:07`.
-    """
+    """A running clock: `02:14:07`, with days in front where there are any: `3d 02:14:07`."""
     whole = max(0, int(span_s))
     days, whole = divmod(whole, 86400)
     clock = f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"
@@ -124,16 +90,12 @@ def elapsed_clock(span_s: float) -> str:
 
 
 def clock_time(time_s: float) -> str:
-    """
-    Local time of day of a moment: `20:48:11`.
-    """
+    """Local time of day of a moment: `20:48:11`."""
     return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
 def memory(size_bytes: int | None) -> str:
-    """
-    A memory size in binary units: `61.4 GiB`.
-    """
+    """A memory size in binary units: `61.4 GiB`."""
     if size_bytes is None:
         return UNKNOWN
     if size_bytes < 1024 * 1024:
@@ -144,9 +106,7 @@ def memory(size_bytes: int | None) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """
-    A count and its word: `1 turn`, `63 turns`.
-    """
+    """A count and its word: `1 turn`, `63 turns`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 

@@ -1,6 +1,4 @@
-"""
-How a stack ended that does not run any more, and where more of it can be read.
-"""
+"""How a stack ended that does not run any more, and where more of it can be read."""
 
 from __future__ import annotations
 
@@ -11,8 +9,6 @@ from pathlib import Path
 
 from kvstack.rundir import RunDir
 from kvstack.terminal import format
-
-__all__ = ["Told", "last_written", "told"]
 
 COARSE_S = 1.0
 """The times of files come from another clock, which may be behind."""

@@ -29,25 +29,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-__all__ = [
-    "RESULT_VERSION",
-    "Result",
-    "console",
-    "debug",
-    "deliver",
-    "envelope",
-    "error_text",
-    "fail",
-    "failed",
-    "give_up",
-    "is_plain",
-    "say",
-    "say_error",
-    "set_debug",
-    "unexpected",
-    "unwritten",
-    "write",
-]
 
 RESULT_VERSION = 1
 """Of the envelope; counted up when a field changes its meaning or goes away."""
@@ -75,24 +56,18 @@ class Result:
 
 
 def set_debug(wanted: bool) -> None:
-    """
-    Show tracebacks from now on.
-    """
+    """Show tracebacks from now on."""
     global _debug  # noqa: PLW0603 - one switch of the process, given on its command line
     _debug = wanted
 
 
 def debug() -> bool:
-    """
-    Whether tracebacks are wanted.
-    """
+    """Whether tracebacks are wanted."""
     return _debug
 
 
 def is_plain(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """
-    Whether *stream* gets plain lines: no terminal, a dumb one, a CI run, or a person who asked for no colour.
-    """
+    """Whether *stream* gets plain lines: no terminal, a dumb one, a CI run, or a person who asked for no colour."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return True
     if environ.get("CI", "").lower() not in {"", "0", "false"}:
@@ -104,9 +79,7 @@ def is_plain(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 def console(stream: TextIO, width: int | None = None) -> Console:
-    """
-    A rich console on *stream* that interprets nothing in the text it prints.
-    """
+    """A rich console on *stream* that interprets nothing in the text it prints."""
     from rich.console import Console  # noqa: PLC0415 - costs a tenth of a second that plain output need not wait for
 
     plain = is_plain(stream, os.environ)
@@ -151,9 +124,7 @@ def say(text: str) -> None:
 
 
 def failed(stream: TextIO) -> None:
-    """
-    Note that *stream* has text that it cannot write.
-    """
+    """Note that *stream* has text that it cannot write."""
     with contextlib.suppress(OSError, ValueError):  # closed, or none of the system's
         _failed.add(stream.fileno())
 
@@ -170,9 +141,7 @@ def give_up() -> None:
 
 
 def unwritten(error: OSError) -> KvstackError:
-    """
-    The error of a stdout that takes no more.
-    """
+    """The error of a stdout that takes no more."""
     return KvstackError(
         "The output could not be written",
         f"stdout: {error.strerror or error}",
@@ -205,9 +174,7 @@ def _draw(draw: Callable[[Console], RenderableType]) -> None:
 
 
 def envelope(command: str, data: Mapping[str, Any] | None, exit_code: int, error: KvstackError | None) -> str:
-    """
-    The JSON text of a result.
-    """
+    """The JSON text of a result."""
     return json.dumps(
         {
             "kvstack_result_version": RESULT_VERSION,
@@ -226,9 +193,7 @@ def _error_item(error: KvstackError) -> dict[str, str]:
 
 
 def error_text(error: KvstackError) -> str:
-    """
-    The three parts of an error, as plain lines.
-    """
+    """The three parts of an error, as plain lines."""
     lines = [f"error: {one_line(error.what)}"]
     lines += [f"  {one_line(line).rstrip().removeprefix('  ')}" for line in error.fact.splitlines()]
     if error.next_step:
@@ -239,9 +204,7 @@ def error_text(error: KvstackError) -> str:
 
 
 def say_error(error: KvstackError) -> None:
-    """
-    Put an error on stderr, in colour where a person looks at it.
-    """
+    """Put an error on stderr, in colour where a person looks at it."""
     text = error_text(error)
     if is_plain(sys.stderr, os.environ):
         say(text)

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 
 from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import RequestRow, Snapshot
+from kvstack.state.records import RequestRow
+from kvstack.state.stack_state import Snapshot
 from kvstack.terminal import format
 from kvstack.terminal.format import one_line
-
-__all__ = ["Announcer", "Line", "how_to_use", "request_line", "verbs_for"]
 
 SETTLE_S = 1.0
 """How long a request that is over may wait for figures that come with the log."""
@@ -28,18 +27,14 @@ SETTLE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """
-    One line, and whether it is data (stdout) or talk (stderr).
-    """
+    """One line, and whether it is data (stdout) or talk (stderr)."""
 
     text: str
     is_data: bool = False
 
 
 def request_line(row: RequestRow) -> str:
-    """
-    One request, as it is known now.
-    """
+    """One request, as it is known now."""
     parts = [
         f"{one_line(row.method)} {one_line(row.path)}",
         f"items={row.items}",
@@ -67,9 +62,7 @@ def _plain(count: int | None) -> str:
 
 
 def how_to_use(snapshot: Snapshot) -> list[str]:
-    """
-    What to do with a stack that is ready.
-    """
+    """What to do with a stack that is ready."""
     url, name = snapshot.proxy_url, snapshot.name
     return [
         f"  OpenAI clients:     base URL {url}/v1 (any API key)",
@@ -91,9 +84,7 @@ def verbs_for(name: str, *, attached: bool) -> str:
 
 
 class Announcer:
-    """
-    Turns events into lines.  Pure: time comes in.
-    """
+    """Turns events into lines.  Pure: time comes in."""
 
     def __init__(self) -> None:
         self._pending: dict[int, float] = {}
@@ -125,9 +116,7 @@ class Announcer:
                 return []
 
     def settle(self, snapshot: Snapshot, now_s: float) -> list[Line]:
-        """
-        Lines of requests that are over and whose figures are there, or will not come any more.
-        """
+        """Lines of requests that are over and whose figures are there, or will not come any more."""
         rows = {row.id: row for row in snapshot.requests}
         lines: list[Line] = []
         for number, ended_s in list(self._pending.items()):

@@ -19,18 +19,6 @@ from kvstack.llama.command.capabilities import Capabilities, spelling
 from kvstack.llama.command.reserved_flags import SECRET_FLAGS
 from kvstack.llama.model.memory import CACHE_TYPE_BYTES, ModelShape
 
-__all__ = [
-    "NAME_PREFIX",
-    "FileStamp",
-    "Identity",
-    "Refusal",
-    "SnapshotNote",
-    "arguments_that_matter",
-    "conversation_bytes",
-    "holds",
-    "snapshot_bytes",
-]
-
 NAME_PREFIX = "kvstack-prefix-"
 """All files of ours in the directory begin so."""
 
@@ -131,9 +119,7 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """
-        The snapshot's name, without an ending.
-        """
+        """The snapshot's name, without an ending."""
         text = json.dumps([FORMAT, asdict(self)], sort_keys=True)
         return NAME_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -156,16 +142,12 @@ class SnapshotNote:
     digest: str
 
     def to_json(self) -> str:
-        """
-        The note's text.
-        """
+        """The note's text."""
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> SnapshotNote | None:
-        """
-        Read a note's text; None if it is none.
-        """
+        """Read a note's text; None if it is none."""
         try:
             data: Any = json.loads(text)
             values = {field.name: data[field.name] for field in fields(cls)}
@@ -189,16 +171,12 @@ class Refusal:
     reason: str
 
     def to_json(self) -> str:
-        """
-        Its text.
-        """
+        """Its text."""
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Refusal | None:
-        """
-        Read its text; None if it is none.
-        """
+        """Read its text; None if it is none."""
         try:
             data: Any = json.loads(text)
             times, reason = data["times"], data["reason"]

@@ -1,6 +1,4 @@
-"""
-Holds clients' requests back for the moment in which a warm-up fills the slot from a file.
-"""
+"""Holds clients' requests back for the moment in which a warm-up fills the slot from a file."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ from kvstack.prompt.request.document import Api, api_of
 from kvstack.prompt.warmup_request import head_digest
 from kvstack.state.events import WarmupStepped
 from kvstack.state.lifecycle import State
-
-__all__ = ["Conversation", "Gate"]
 
 QUIET_S = 2.0
 """How long a request that is being served gets to end, in seconds: longer would make the others wait for too long."""
@@ -62,9 +58,7 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """
-        Whether requests may pass.
-        """
+        """Whether requests may pass."""
         return self._open.is_set()
 
     async def wait_open(self, timeout_s: float) -> bool:
@@ -82,9 +76,7 @@ class Gate:
         return True
 
     def is_taken(self) -> bool:
-        """
-        Whether this run of the server has seen a client's request, so that a slot may hold a conversation.
-        """
+        """Whether this run of the server has seen a client's request, so that a slot may hold a conversation."""
         snapshot = self._bus.snapshot
         return any(row.run == snapshot.join.run and row.phase != "received" for row in snapshot.requests) or any(
             slot.tokens and not slot.is_warmup for slot in snapshot.slots
@@ -111,9 +103,7 @@ class Gate:
             self._newest.popitem(last=False)
 
     def conversations(self) -> list[Conversation]:
-        """
-        The conversations that have a slot of this run of the server, the newest first; all, if it has no log.
-        """
+        """The conversations that have a slot of this run of the server, the newest first; all, if it has no log."""
         join = self._bus.snapshot.join
         held = {slot.request for slot in join.slots}
         return [
@@ -124,9 +114,7 @@ class Gate:
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[bool]:
-        """
-        Hold requests back while the block runs; false if one is with the server and does not end.
-        """
+        """Hold requests back while the block runs; false if one is with the server and does not end."""
         if self._bus.snapshot.state is not State.READY:  # nobody is served
             yield True
             return
@@ -140,9 +128,7 @@ class Gate:
             self._open.set()
 
     def step(self, prompt_tokens: int, evaluated_tokens: int) -> None:
-        """
-        Tell that a task of the server was the warm-up's own.
-        """
+        """Tell that a task of the server was the warm-up's own."""
         self._bus.publish(WarmupStepped(time.time(), prompt_tokens, evaluated_tokens))
 
     def _is_serving(self) -> bool:

@@ -1,6 +1,4 @@
-"""
-The exact prefix of a chat request, in the tokens of the running server, and the identity of its snapshot.
-"""
+"""The exact prefix of a chat request, in the tokens of the running server, and the identity of its snapshot."""
 
 from __future__ import annotations
 
@@ -19,15 +17,11 @@ from kvstack.upstream import Props, Upstream
 from kvstack.warmup.identity import FileStamp, Identity, arguments_that_matter
 from kvstack.warmup.store import stamp
 
-__all__ = ["NoSnapshot", "Prefix", "WarmupContext", "begins_with", "find_prefix", "server_files"]
-
 _LIBRARIES = ("llama", "ggml")
 
 
 class NoSnapshot(Exception):
-    """
-    Why there is no snapshot this time; the text is for a person.
-    """
+    """Why there is no snapshot this time; the text is for a person."""
 
 
 @dataclass(frozen=True, slots=True)

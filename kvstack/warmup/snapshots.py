@@ -3,7 +3,8 @@ The warm-up's better form: evaluates exactly the prefix, saves it, and restores 
 
 A restored slot has no checkpoint of its own, so the first request makes its first one where it starts: at the prefix's
 end, where every later conversation finds it.  That holds for one that was saved a moment ago too, so it is restored
-in the same process as well.  The server's word for a restore proves nothing: `kvstack.warmup.validation` waits for an answer.
+in the same process as well.  The server's word for a restore proves nothing: `kvstack.warmup.validation` waits for an
+answer.
 
 From the moment that a server is asked to do any of this until its first answer to a client, a snapshot is *on trial*:
 if the server dies in that time, the snapshot goes, and this stack makes no others.
@@ -28,60 +29,40 @@ from kvstack.warmup.identity import FileStamp, SnapshotNote, conversation_bytes,
 from kvstack.warmup.prefix import NoSnapshot, Prefix, WarmupContext, find_prefix, server_files
 from kvstack.warmup.store import DamagedSnapshot, SnapshotFiles
 
-__all__ = ["Occupancy", "PrefixSnapshots"]
-
 PUSH_PROMPT = "zz"
 """Too short to be like anything: the server moves what its slot holds to the host prompt cache."""
 
 
 class Conversation(Protocol):
-    """
-    What is known of a client's conversation.
-    """
+    """What is known of a client's conversation."""
 
     @property
     def request(self) -> int:
-        """
-        Number of its newest request.
-        """
+        """Number of its newest request."""
 
     @property
     def path(self) -> str:
-        """
-        That one's endpoint.
-        """
+        """That one's endpoint."""
 
     @property
     def head(self) -> str | None:
-        """
-        Digest of what begins its prompt; None where that cannot be told.
-        """
+        """Digest of what begins its prompt; None where that cannot be told."""
 
 
 class Occupancy(Protocol):
-    """
-    What the slots hold for clients.
-    """
+    """What the slots hold for clients."""
 
     def is_taken(self) -> bool:
-        """
-        Whether a slot may hold a client's conversation.
-        """
+        """Whether a slot may hold a client's conversation."""
 
     def conversations(self) -> Sequence[Conversation]:
-        """
-        The conversations that have a slot, the newest first.
-        """
+        """The conversations that have a slot, the newest first."""
 
     def quiet(self) -> AbstractAsyncContextManager[bool]:
-        """
-        Hold clients' requests back; false if one is being served and does not end.
-        """
+        """Hold clients' requests back; false if one is being served and does not end."""
 
     def step(self, prompt_tokens: int, evaluated_tokens: int) -> None:
-        """
-        Tell that a task of the server was the warm-up's own.
-        """
+        """Tell that a task of the server was the warm-up's own."""
 
 
 class PrefixSnapshots:
@@ -122,9 +103,7 @@ class PrefixSnapshots:
             self._files = SnapshotFiles(context.snapshot_dir, limit_bytes)
 
     def server_started(self) -> None:
-        """
-        Note what the server is started from.
-        """
+        """Note what the server is started from."""
         self.prefix = self._on_trial = None
         self._server_files = server_files(self._context.facts)
 
@@ -163,15 +142,11 @@ class PrefixSnapshots:
         return _ended(begun, prefix, evaluated, "restored" if restored else "saved")
 
     def answered(self) -> None:
-        """
-        A client has an answer: what the server does from now on is no snapshot's fault.
-        """
+        """A client has an answer: what the server does from now on is no snapshot's fault."""
         self._on_trial = None
 
     def proved(self, prefix: Prefix) -> None:
-        """
-        An answer has shown that the prefix is there.
-        """
+        """An answer has shown that the prefix is there."""
         if self._files is not None:
             self._files.absolve(prefix.name)
 

@@ -24,8 +24,6 @@ from pathlib import Path
 
 from kvstack.warmup.identity import NAME_PREFIX, FileStamp, Refusal, SnapshotNote
 
-__all__ = ["DamagedSnapshot", "SnapshotFiles", "make_directory", "stamp"]
-
 ABANDONED_AFTER_S = 3600.0
 REFUSED_FOR_S = 7 * 24 * 3600.0
 REFUSED_AFTER = 2
@@ -36,15 +34,11 @@ SPARE_BYTES = 512 * 1024 * 1024
 
 
 class DamagedSnapshot(Exception):
-    """
-    What is wrong with a snapshot that was removed; the text is for a person.
-    """
+    """What is wrong with a snapshot that was removed; the text is for a person."""
 
 
 def stamp(path: Path) -> FileStamp | None:
-    """
-    Length and time of a file; None if there is none.
-    """
+    """Length and time of a file; None if there is none."""
     try:
         status = path.stat()
     except (OSError, ValueError):
@@ -66,9 +60,7 @@ class SnapshotFiles:
         self.limit_bytes = limit_bytes
 
     def file_name(self, name: str) -> str:
-        """
-        Name of a snapshot's file, as the server takes it.
-        """
+        """Name of a snapshot's file, as the server takes it."""
         return f"{name}.bin"
 
     def check(self, name: str, tokens: int) -> SnapshotNote | None:
@@ -106,15 +98,11 @@ class SnapshotFiles:
         raise DamagedSnapshot(problem)
 
     def take(self, name: str) -> bool:
-        """
-        Take a snapshot's note away, in order to restore it; false if another stack has done so.
-        """
+        """Take a snapshot's note away, in order to restore it; false if another stack has done so."""
         return self._unlink(self._path(name, "json"))
 
     def give_back(self, name: str, note: SnapshotNote) -> None:
-        """
-        Note that a snapshot is good, and was used now.
-        """
+        """Note that a snapshot is good, and was used now."""
         if not self._is_as_noted(name, note):
             return  # another stack has made it anew, and has a note for it
         path = self._path(name, "json")
@@ -122,9 +110,7 @@ class SnapshotFiles:
             self._unlink(self._path(name, "bin"))  # the disk is full: without a note it would only take room
 
     def remove(self, name: str) -> None:
-        """
-        Remove a snapshot and its note.
-        """
+        """Remove a snapshot and its note."""
         self._unlink(self._path(name, "json"))
         self._unlink(self._path(name, "bin"))
 
@@ -142,16 +128,12 @@ class SnapshotFiles:
         return times >= REFUSED_AFTER
 
     def refusal(self, name: str) -> str | None:
-        """
-        Why a snapshot is not to be made.
-        """
+        """Why a snapshot is not to be made."""
         found = self._refusal(name)
         return found.reason if found is not None and found.times >= REFUSED_AFTER else None
 
     def absolve(self, name: str) -> None:
-        """
-        Forget failures: an answer has proved the snapshot.
-        """
+        """Forget failures: an answer has proved the snapshot."""
         self._unlink(self._path(name, "refused"))
 
     def _refusal(self, name: str) -> Refusal | None:
@@ -165,9 +147,7 @@ class SnapshotFiles:
             return None
 
     def has_room(self, size_bytes: int) -> bool:
-        """
-        Whether the disk can take another snapshot.
-        """
+        """Whether the disk can take another snapshot."""
         try:
             return shutil.disk_usage(self.directory).free >= size_bytes + SPARE_BYTES
         except OSError:
@@ -217,9 +197,7 @@ class SnapshotFiles:
         return SnapshotNote(tokens, found.size_bytes, found.modified_ns, digest)
 
     def drop(self, draft: str) -> None:
-        """
-        Remove a file that was not written.
-        """
+        """Remove a file that was not written."""
         self._unlink(self.directory / draft)
 
     def tidy(self, keep: str) -> None:

@@ -1,6 +1,4 @@
-"""
-Does a restored prefix hold?  Only an answer tells: how much of its prompt the server did not have to evaluate.
-"""
+"""Does a restored prefix hold?  Only an answer tells: how much of its prompt the server did not have to evaluate."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ from kvstack.upstream import Upstream, UpstreamError
 from kvstack.warmup.identity import holds
 from kvstack.warmup.prefix import Prefix, begins_with
 from kvstack.warmup.snapshots import PrefixSnapshots
-
-__all__ = ["Prover"]
 
 SETTLE_S = 10.0
 """How long the log may lag behind an answer."""
@@ -76,9 +72,7 @@ class Prover:
             self._sent[number] = WarmupRequest(path, body)
 
     def seen(self, event: Event) -> None:
-        """
-        Something was heard of a request.
-        """
+        """Something was heard of a request."""
         match event:
             case AnswerSeen():
                 self._answered(event)
@@ -96,9 +90,7 @@ class Prover:
             self._answers.put_nowait(_Answered(answer.id, request, self._prefix, answer.cached_tokens))
 
     async def run(self) -> None:
-        """
-        Judge, until cancelled.
-        """
+        """Judge, until cancelled."""
         while True:
             answered = await self._answers.get()
             if answered.prefix is not self._prefix or not await self._begins_with(answered):

@@ -1,8 +1,8 @@
 """
 The warm-up: sends the known prefix through the rules that traffic goes through, and says what it cost.
 
-Where it can, `kvstack.warmup.snapshots` restores or makes a prefix snapshot; else the chat form is sent: a client's request
-cut down to the prefix and a short user text.
+Where it can, `kvstack.warmup.snapshots` restores or makes a prefix snapshot; else the chat form is sent: a client's
+request cut down to the prefix and a short user text.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvstack.llama.response import AnswerTap
-from kvstack.prompt._rules_api import Stripped
+from kvstack.prompt.engine import Stripped
 from kvstack.prompt.request.document import Api, api_of
 from kvstack.prompt.warmup_request import WarmupRequest, with_user_text
 from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Upstream, UpstreamError
 from kvstack.warmup.prefix import NoSnapshot
 from kvstack.warmup.snapshots import PrefixSnapshots
-
-__all__ = ["Warmer"]
 
 DEFAULT_UBATCH_TOKENS = 512
 SPARE_TOKENS = 64
@@ -60,9 +58,7 @@ class Warmer:
         self._filler_tokens = (ubatch_tokens or DEFAULT_UBATCH_TOKENS) + SPARE_TOKENS
 
     async def warm_up(self) -> WarmupEnded:
-        """
-        Evaluate the prefix; never raises.
-        """
+        """Evaluate the prefix; never raises."""
         request = self._request
         if request is None:
             return WarmupEnded(time.time(), "no prefix known")

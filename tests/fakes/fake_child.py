@@ -1,6 +1,4 @@
-"""
-Time and children that do as they are told, for tests of the supervisor alone.
-"""
+"""Time and children that do as they are told, for tests of the supervisor alone."""
 
 from __future__ import annotations
 

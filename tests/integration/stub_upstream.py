@@ -1,6 +1,4 @@
-"""
-An upstream on a real socket that answers as a test says, byte for byte, and records what it got.
-"""
+"""An upstream on a real socket that answers as a test says, byte for byte, and records what it got."""
 
 from __future__ import annotations
 

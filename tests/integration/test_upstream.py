@@ -1,6 +1,4 @@
-"""
-The upstream's client over real sockets: health and props.
-"""
+"""The upstream's client over real sockets: health and props."""
 
 from __future__ import annotations
 

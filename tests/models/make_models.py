@@ -180,9 +180,7 @@ def _merge(piece: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """
-    Tokens in the order of their numbers, and the merges that lead to them.
-    """
+    """Tokens in the order of their numbers, and the merges that lead to them."""
 
     tokens: tuple[str, ...]
     merges: tuple[tuple[str, str], ...]
@@ -359,9 +357,7 @@ def hybrid(writer: gguf.GGUFWriter) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """
-    One file to make.
-    """
+    """One file to make."""
 
     name: str
     architecture: str

@@ -1,6 +1,4 @@
-"""
-Fixtures of tests with real servers.
-"""
+"""Fixtures of tests with real servers."""
 
 from __future__ import annotations
 

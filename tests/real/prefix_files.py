@@ -1,6 +1,4 @@
-"""
-The files of prefix snapshots, and what shows that one holds.
-"""
+"""The files of prefix snapshots, and what shows that one holds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A whole stack as a user runs it: `kvstack up` in a process of its own, asked over HTTP.
-"""
+"""A whole stack as a user runs it: `kvstack up` in a process of its own, asked over HTTP."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ def write_config(directory: Path, name: str, server: dict[str, Any], **sections:
 
 
 class RunningStack:
-    """
-    A `kvstack up` that runs.
-    """
+    """A `kvstack up` that runs."""
 
     def __init__(self, process: subprocess.Popen[str], name: str, proxy_port: int, server_port: int) -> None:
         self.process = process

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvstack.config.parse import Config, parse_config
+from kvstack.config.model import Config
+from kvstack.config.parse import parse_config
 from kvstack.doctor import Facts, Severity, diagnose
 from kvstack.doctor.facts import ServerProps, props_of
 from kvstack.errors import StartFailed

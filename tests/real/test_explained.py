@@ -1,6 +1,4 @@
-"""
-`kvstack explain` on a real server: what the client changed, what the server did, what it cost, what to do.
-"""
+"""`kvstack explain` on a real server: what the client changed, what the server did, what it cost, what to do."""
 
 from __future__ import annotations
 

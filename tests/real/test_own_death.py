@@ -1,6 +1,4 @@
-"""
-What becomes of the llama-server when kvstack itself is killed, loses its terminal, or its disk is full.
-"""
+"""What becomes of the llama-server when kvstack itself is killed, loses its terminal, or its disk is full."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.replay import Replayed, replay
 from kvstack.config.rules import RulePatch
-from kvstack.prompt._rules_api import RuleSet, RuleSettings, compile_rules, parse_pack
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
 from tests.conftest import SERVERS
 from tests.golden.rules.corpus import load
 

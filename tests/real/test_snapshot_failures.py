@@ -1,6 +1,4 @@
-"""
-Prefix snapshots on real servers, when something is wrong: a start is never worse off than without one.
-"""
+"""Prefix snapshots on real servers, when something is wrong: a start is never worse off than without one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Prefix snapshots on real servers: made at the first start, restored at the next one, and never the wrong one.
-"""
+"""Prefix snapshots on real servers: made at the first start, restored at the next one, and never the wrong one."""
 
 from __future__ import annotations
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.config.parse import Config, parse_config
+from kvstack.config.model import Config
+from kvstack.config.parse import parse_config
 from kvstack.llama.command.argv import server_argv
 from kvstack.llama.command.capabilities import parse_capabilities
-from kvstack.prompt._rules_api import apply_rules
+from kvstack.prompt.engine import apply_rules
 from kvstack.stack.plan import load_rules
 
 ROOT = Path(__file__).parents[2]

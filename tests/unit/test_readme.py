@@ -1,6 +1,4 @@
-"""
-The README says what is true: its examples load, its tables are complete.
-"""
+"""The README says what is true: its examples load, its tables are complete."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ import pytest
 from kvstack.config.parse import parse_config
 from kvstack.config.rules import RuleSpec
 from kvstack.errors import ExitCode
-from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.stack.plan import load_rules
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +76,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
 
 def test_every_verb_is_listed() -> None:
     """A verb that nobody finds does not exist."""
-    from kvstack.terminal.cli import app
+    from kvstack.terminal.app import app
 
     names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
     names += [group.name or group.typer_instance.info.name or "" for group in app.registered_groups]

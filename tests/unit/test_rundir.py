@@ -1,6 +1,4 @@
-"""
-Run file, lock and raw log.
-"""
+"""Run file, lock and raw log."""
 
 from __future__ import annotations
 
@@ -12,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvstack.errors import AlreadyRunning, ExitCode, KvstackError
-from kvstack.rundir import RawLog, RunDir, RunFile, names, state_dir
+from kvstack.rundir import RawLog, RunDir, names, state_dir
+from kvstack.runfiles import RunFile
 
 RUN = RunFile("box", 4711, 1700000000.5, "http://127.0.0.1:1234", "t0ken", "/etc/box.toml", "/log", "1.0")
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvstack.config.parse import Config, Server
+from kvstack.config.model import Config, Server
 from kvstack.errors import ConfigError, StartFailed
 from kvstack.llama.command.capabilities import Capabilities
 from kvstack.llama.command.reserved_flags import MASK, effective_arguments, judge_env, judge_extra_args, masked
-
-__all__ = ["Command", "child_environment", "display_environment", "judge_arguments", "server_argv"]
 
 SIMILARITY_OF_ONE_SLOT_RATIO = 0.95
 """Between 0.5 and 1 it makes no difference to a conversation that comes back, and none to one that only grows."""
@@ -126,9 +124,7 @@ def child_environment(config: Config, inherited: Mapping[str, str]) -> tuple[dic
 
 
 def display_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """
-    `[server.env]` as a person may see it: what looks like a secret is masked.
-    """
+    """`[server.env]` as a person may see it: what looks like a secret is masked."""
     marks = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
     return {name: MASK if any(mark in name.upper() for mark in marks) else value for name, value in env.items()}
 

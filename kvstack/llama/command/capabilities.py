@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["BUILD_NUMBERS_FROM", "Capabilities", "Device", "Option", "parse_capabilities", "parse_devices", "spelling"]
-
 BUILD_NUMBERS_FROM = 1000
 """Smaller numbers come from checkouts without history and say nothing."""
 
@@ -24,9 +22,7 @@ DEBUG_LEVEL_OF_2025 = 1
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """
-    One option of the help text.
-    """
+    """One option of the help text."""
 
     names: tuple[str, ...]
     """All its spellings, in the order of the help text; negations stand among them."""
@@ -41,9 +37,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """
-    One device that llama-server lists.
-    """
+    """One device that llama-server lists."""
 
     name: str
     """What `--device` takes, for example `Vulkan0`."""
@@ -53,9 +47,7 @@ class Device:
 
     @property
     def is_software(self) -> bool:
-        """
-        Whether this is a processor that plays GPU.
-        """
+        """Whether this is a processor that plays GPU."""
         return bool(re.search(r"llvmpipe|lavapipe|softpipe|SwiftShader", self.description, re.IGNORECASE))
 
 
@@ -89,21 +81,15 @@ class Capabilities:
         object.__setattr__(self, "flags", frozenset(name for name, option in by_name.items() if not option.removed))
 
     def has(self, *names: str) -> bool:
-        """
-        Whether the build takes all of *names*.
-        """
+        """Whether the build takes all of *names*."""
         return self.flags.issuperset(names)
 
     def first(self, *names: str) -> str | None:
-        """
-        The first of *names* that the build takes.
-        """
+        """The first of *names* that the build takes."""
         return next((name for name in names if name in self.flags), None)
 
     def option(self, name: str) -> Option | None:
-        """
-        The option that *name* belongs to, in any spelling that llama-server accepts.
-        """
+        """The option that *name* belongs to, in any spelling that llama-server accepts."""
         return self._by_name.get(spelling(name))
 
     @property
@@ -124,9 +110,7 @@ class Capabilities:
 
     @property
     def named_devices(self) -> str:
-        """
-        The devices in one line, for a person.
-        """
+        """The devices in one line, for a person."""
         if not self.devices:
             return "none"
         return ", ".join(f"{device.name} ({device.description})" for device in self.devices)
@@ -222,9 +206,7 @@ _DEVICE = re.compile(r"^\s+(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)\s*$")
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
-    """
-    The devices that a `--list-devices` text names.
-    """
+    """The devices that a `--list-devices` text names."""
     # Vulkan0: AMD Radeon Graphics (RADV STRIX_HALO) (131584 MiB, 129920 MiB free)
     found = (_DEVICE.match(line) for line in text.splitlines())
     return tuple(Device(each[1], each[2], int(each[3]), int(each[4])) for each in found if each)

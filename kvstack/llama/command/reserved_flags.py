@@ -14,11 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvstack.config.parse import Server
+from kvstack.config.model import Server
 from kvstack.errors import Problem
 from kvstack.llama.command.capabilities import Capabilities, spelling
-
-__all__ = ["MASK", "SECRET_FLAGS", "effective_arguments", "judge_env", "judge_extra_args", "masked"]
 
 MASK = "****"
 SECRET_FLAGS = frozenset({"--api-key", "-hft", "--hf-token"})
@@ -209,9 +207,7 @@ def judge_env(server: Server, asked: Capabilities | None) -> Iterator[Problem]:
 
 
 def masked(argv: Sequence[str]) -> tuple[str, ...]:
-    """
-    The command as a person may see it: the values of secret flags are gone.
-    """
+    """The command as a person may see it: the values of secret flags are gone."""
     shown: list[str] = []
     secret = False
     for item in argv:

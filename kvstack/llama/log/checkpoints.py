@@ -1,6 +1,4 @@
-"""
-Log patterns of what happens to the tokens that a slot holds: checkpoints, re-processing, shifts.
-"""
+"""Log patterns of what happens to the tokens that a slot holds: checkpoints, re-processing, shifts."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from typing import Literal
 
 from kvstack.llama.log.pattern import Make, Pattern, mib, pattern
 from kvstack.state import log_facts as facts
-
-__all__ = ["CHECKPOINTS", "restore_failed"]
 
 
 def _created(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact:
@@ -48,9 +44,7 @@ def _erased(why: Literal["invalidated", "list full", "too close", "superseded"])
 
 
 def restore_failed(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact:
-    """
-    What could not be restored is in the words of the record.
-    """
+    """What could not be restored is in the words of the record."""
     return facts.RestoreFailed(slot if slot >= 0 else None, task, m.group(0).strip())
 
 

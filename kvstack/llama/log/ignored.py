@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from kvstack.llama.log.pattern import Pattern, pattern
 
-__all__ = ["SILENT"]
-
 SILENT: tuple[Pattern, ...] = (
     pattern("child", "- copying <*>to child <INT>", None, "b9093 on", "- copying state to child 1"),
     pattern(

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["LINE_BYTES_KEPT", "LineSplitter", "clean_line", "split_glued"]
-
 LINE_BYTES_KEPT = 16384
 """Longer lines are cut here: a debug level prints whole prompts, and a broken writer never ends its line."""
 
@@ -39,9 +37,7 @@ _GLUED = re.compile(
 
 
 def clean_line(text: str) -> str:
-    """
-    Take escape sequences, control characters and trailing blanks out of one line; a tab becomes a space.
-    """
+    """Take escape sequences, control characters and trailing blanks out of one line; a tab becomes a space."""
     # The common line is printable throughout and skips both searches.
     if not text.isprintable():
         text = _CONTROL.sub("", _ESCAPE.sub("", text).replace("\t", " "))
@@ -61,9 +57,7 @@ def split_glued(line: str) -> list[str]:
 
 
 class LineSplitter:
-    """
-    Incremental splitter with bounded memory; never raises.
-    """
+    """Incremental splitter with bounded memory; never raises."""
 
     def __init__(self, keep_bytes: int = LINE_BYTES_KEPT) -> None:
         self._keep = keep_bytes
@@ -71,9 +65,7 @@ class LineSplitter:
         self._after_cr = False
 
     def feed(self, data: bytes) -> list[str]:
-        """
-        Take the next bytes; return the lines that they complete.
-        """
+        """Take the next bytes; return the lines that they complete."""
         if self._after_cr and data:
             # A CR at the end of a chunk ended its line already; an LF that follows belongs to it.
             self._after_cr = False
@@ -91,9 +83,7 @@ class LineSplitter:
         return lines
 
     def close(self) -> list[str]:
-        """
-        Return what is left without a line end.
-        """
+        """Return what is left without a line end."""
         lines: list[str] = []
         if self._partial:
             self._finish(lines)

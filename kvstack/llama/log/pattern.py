@@ -1,6 +1,4 @@
-"""
-How one pattern of the log is written down, and how its numbers are read.
-"""
+"""How one pattern of the log is written down, and how its numbers are read."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvstack.state.log_facts import LogFact
-
-__all__ = ["Make", "Pattern", "amount", "index", "mib", "pattern", "ratio"]
 
 Make = Callable[["re.Match[str]", int, "int | None"], "LogFact | None"]
 """Makes a fact of a match, the slot (-1 for none) and the task."""
@@ -72,9 +68,7 @@ def _literal(text: str, *, before_token: bool = False) -> str:
 
 
 def pattern(name: str, form: str, make: Make | None, builds: str, sample: str) -> Pattern:
-    """
-    Write one pattern down by its form: literal text with `<INT>`, `<NUM>`, `<ANY>` and `<*>`.
-    """
+    """Write one pattern down by its form: literal text with `<INT>`, `<NUM>`, `<ANY>` and `<*>`."""
     head = re.split(r"<(?:INT|NUM|ANY|\*)>|  ", form, maxsplit=1)[0]
     return Pattern(name, head, _compile(form), make, builds, sample)
 
@@ -88,32 +82,24 @@ def _number(text: str) -> float | None:
 
 
 def amount(text: str) -> float | None:
-    """
-    A number that is no placeholder: finite and not negative.
-    """
+    """A number that is no placeholder: finite and not negative."""
     value = _number(text)
     return value if value is not None and value >= 0 else None
 
 
 def ratio(text: str) -> float | None:
-    """
-    A ratio, 0 to 1.
-    """
+    """A ratio, 0 to 1."""
     value = amount(text)
     return None if value is None else min(value, 1.0)
 
 
 def mib(text: str) -> int:
-    """
-    Mebibytes as bytes.
-    """
+    """Mebibytes as bytes."""
     return round((amount(text) or 0.0) * 1048576)
 
 
 def index(patterns: Iterable[Pattern]) -> Mapping[str, tuple[Pattern, ...]]:
-    """
-    Group patterns by their first word, so that a message meets only those that it can match.
-    """
+    """Group patterns by their first word, so that a message meets only those that it can match."""
     groups: dict[str, list[Pattern]] = {}
     for pattern in patterns:
         groups.setdefault(pattern.head.split(" ", 1)[0], []).append(pattern)

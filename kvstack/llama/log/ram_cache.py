@@ -1,6 +1,4 @@
-"""
-Log patterns of the RAM cache, where the server keeps prompts that lost their slot.
-"""
+"""Log patterns of the RAM cache, where the server keeps prompts that lost their slot."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ import re
 from kvstack.llama.log.checkpoints import restore_failed
 from kvstack.llama.log.pattern import Pattern, mib, pattern, ratio
 from kvstack.state import log_facts as facts
-
-__all__ = ["RAM_CACHE"]
 
 
 def _ram_state(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact:

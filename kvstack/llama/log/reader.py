@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from kvstack.llama.log.lines import LineSplitter, clean_line, split_glued
 from kvstack.llama.log.pattern import Pattern, index
-from kvstack.llama.log.table import BARE, LOADING, SERVER, SLOT, TIMING
+from kvstack.llama.log.server import BARE, LOADING
+from kvstack.llama.log.table import SERVER, SLOT
+from kvstack.llama.log.tasks import TIMING
 from kvstack.state.log_facts import LogFact, UnknownRecord
-
-__all__ = ["LogBatch", "LogReader"]
 
 _MESSAGE_KEPT = 1000
 """Longer messages hold prompts or dumps; what the table reads is in their first part."""
@@ -45,9 +45,7 @@ _SERVER_HARMLESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """
-    What a piece of log held: its lines for people, and the facts in them.
-    """
+    """What a piece of log held: its lines for people, and the facts in them."""
 
     lines: tuple[str, ...]
     facts: tuple[LogFact, ...]
@@ -68,15 +66,11 @@ class LogReader:
         self._timing: tuple[int, int] | None = None
 
     def feed(self, data: bytes) -> LogBatch:
-        """
-        Take the next bytes of the pipe.
-        """
+        """Take the next bytes of the pipe."""
         return self._read(self._splitter.feed(data))
 
     def close(self) -> LogBatch:
-        """
-        Read what is left without a line end.
-        """
+        """Read what is left without a line end."""
         return self._read(self._splitter.close())
 
     def _read(self, raw_lines: list[str]) -> LogBatch:
@@ -169,9 +163,7 @@ class LogReader:
             return
 
     def _continuation(self, line: str, facts: list[LogFact]) -> bool:
-        """
-        Read a line without a column of its own; tell whether it said something.
-        """
+        """Read a line without a column of its own; tell whether it said something."""
         if self._timing is not None:
             for head in ("prompt eval time", "eval time", "total time", "draft acceptance"):
                 start = line.find(head)

@@ -1,6 +1,4 @@
-"""
-Log patterns of the server as a whole: loading, devices, slots, readiness, warnings, fatal errors.
-"""
+"""Log patterns of the server as a whole: loading, devices, slots, readiness, warnings, fatal errors."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from typing import Literal
 
 from kvstack.llama.log.pattern import Pattern, mib, pattern
 from kvstack.state import log_facts as facts
-
-__all__ = ["BARE", "LOADING", "SERVER", "SLOTS"]
 
 
 def _warned(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact:

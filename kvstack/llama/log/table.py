@@ -13,11 +13,9 @@ from kvstack.llama.log.checkpoints import CHECKPOINTS
 from kvstack.llama.log.ignored import SILENT
 from kvstack.llama.log.pattern import Pattern
 from kvstack.llama.log.ram_cache import RAM_CACHE
-from kvstack.llama.log.server import BARE, LOADING, SLOTS
 from kvstack.llama.log.server import SERVER as WHOLE_SERVER
+from kvstack.llama.log.server import SLOTS
 from kvstack.llama.log.tasks import TASKS, TIMING
-
-__all__ = ["BARE", "LOADING", "SERVER", "SLOT", "TIMING", "Pattern"]
 
 SLOT: tuple[Pattern, ...] = (*TIMING, *TASKS, *CHECKPOINTS, *SLOTS, *SILENT)
 """Messages behind `slot FUNCTION: id S | task T | `.  Anything else there, above the debug level, is drift."""

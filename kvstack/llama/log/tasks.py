@@ -1,6 +1,4 @@
-"""
-Log patterns of a task's life: which slot it gets, its prompt, its prefill, its decode, its end.
-"""
+"""Log patterns of a task's life: which slot it gets, its prompt, its prefill, its decode, its end."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from typing import Literal
 
 from kvstack.llama.log.pattern import Make, Pattern, amount, pattern, ratio
 from kvstack.state import log_facts as facts
-
-__all__ = ["TASKS", "TIMING"]
 
 
 def _selected(how: Literal["lcp", "lru", "id"], *groups: int) -> Make:

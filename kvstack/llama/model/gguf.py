@@ -11,8 +11,6 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["MAGIC", "GgufArray", "GgufError", "GgufHeader", "GgufValue", "beginning", "read_header"]
-
 MAGIC = b"GGUF"
 HEADER_LIMIT_BYTES = 512 * 1024 * 1024
 """The largest vocabularies make headers of some tens of megabytes."""
@@ -79,9 +77,7 @@ _TENSOR_TYPES = {
 
 
 class GgufError(ValueError):
-    """
-    The file is no GGUF file that can be read; the text says why.
-    """
+    """The file is no GGUF file that can be read; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +115,12 @@ class GgufHeader:
     needed_bytes: int
 
     def integer(self, key: str) -> int | None:
-        """
-        The value of *key* if it is a whole number.
-        """
+        """The value of *key* if it is a whole number."""
         value = self.values.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def text(self, key: str) -> str | None:
-        """
-        The value of *key* if it is a text.
-        """
+        """The value of *key* if it is a text."""
         value = self.values.get(key)
         return value if isinstance(value, str) else None
 
@@ -147,9 +139,7 @@ def read_header(read: Callable[[int], bytes]) -> GgufHeader:
 
 
 def beginning(data: bytes) -> str:
-    """
-    The first bytes of a file, for a person: as text where they are text, else in hex.
-    """
+    """The first bytes of a file, for a person: as text where they are text, else in hex."""
     text = data.decode("ascii", "replace")
     return f'"{text}"' if data.isascii() and text.isprintable() else f"the bytes {data.hex(' ')}"
 

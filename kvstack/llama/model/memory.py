@@ -13,8 +13,6 @@ from enum import StrEnum
 
 from kvstack.llama.model.gguf import GgufArray, GgufHeader
 
-__all__ = ["CACHE_TYPE_BYTES", "GIB", "MIB", "Kind", "MemorySum", "ModelShape", "cache_ram_limit_bytes", "shape_of"]
-
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
@@ -44,9 +42,7 @@ _FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 
 
 
 class Kind(StrEnum):
-    """
-    How a model remembers a prompt.
-    """
+    """How a model remembers a prompt."""
 
     DENSE = "dense"
     """Full attention: its cache can be cut at any token."""
@@ -90,16 +86,12 @@ class ModelShape:
 
     @property
     def needs_checkpoints(self) -> bool:
-        """
-        Whether the cache cannot simply be cut where a prompt differs.
-        """
+        """Whether the cache cannot simply be cut where a prompt differs."""
         return self.kind != Kind.DENSE
 
 
 def shape_of(header: GgufHeader) -> ModelShape | None:
-    """
-    The shape of a model; None if the header does not describe a language model.
-    """
+    """The shape of a model; None if the header does not describe a language model."""
     architecture = header.text("general.architecture")
     if architecture is None:
         return None
@@ -215,22 +207,16 @@ class MemorySum:
 
     @property
     def gpu_bytes(self) -> int:
-        """
-        What must be reachable by the GPU.
-        """
+        """What must be reachable by the GPU."""
         return self.weights_bytes + self.kv_bytes + self.state_bytes + self.compute_bytes
 
     @property
     def host_bytes(self) -> int:
-        """
-        What lives in the server's own memory.
-        """
+        """What lives in the server's own memory."""
         return self.checkpoints_bytes + self.cache_ram_bytes + self.entry_bytes + self.server_bytes
 
     def lines(self) -> Iterator[str]:
-        """
-        The sum, one part per line, in GiB.
-        """
+        """The sum, one part per line, in GiB."""
         for label, value in (
             ("weights", self.weights_bytes),
             ("KV cache", self.kv_bytes),

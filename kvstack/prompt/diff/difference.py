@@ -18,17 +18,13 @@ from enum import StrEnum
 from kvstack.prompt.diff.segments import Segment, common_prefix, extends, render, shared_length
 from kvstack.prompt.diff.value_kinds import Kind, changed_values
 
-__all__ = ["Cause", "Divergence", "Likeness", "diverge", "diverge_rendered", "likeness"]
-
 _SNIPPET = 60
 _NEARLY_ALL = 0.9
 _SENTENCE_END = re.compile(r"(?<=[.;,:]\ )")
 
 
 class Cause(StrEnum):
-    """
-    What kind of change made two requests part.
-    """
+    """What kind of change made two requests part."""
 
     CLOCK = "clock"
     ID = "id"
@@ -112,9 +108,7 @@ class Likeness:
 
 
 def likeness(old: Sequence[Segment], new: Sequence[Segment]) -> Likeness:
-    """
-    Say how similar two rendered texts are: what begins or ends alike, or what consists of the same sentences.
-    """
+    """Say how similar two rendered texts are: what begins or ends alike, or what consists of the same sentences."""
     ends = sum(
         _ends_alike(one.text, other.text) for one, other in zip(old, new, strict=False) if one.role == other.role
     )
@@ -157,9 +151,7 @@ def diverge(previous: bytes, current: bytes, path: str) -> Divergence | None:
 
 
 def diverge_rendered(old: Sequence[Segment], new: Sequence[Segment]) -> Divergence | None:
-    """
-    Find the first difference of two rendered requests; None if *new* extends *old*, or either is empty.
-    """
+    """Find the first difference of two rendered requests; None if *new* extends *old*, or either is empty."""
     if not old or not new:
         return None
     for number, segment in enumerate(old):
@@ -228,9 +220,7 @@ def _tools_cause(old: Sequence[Segment], new: Sequence[Segment], before: str, af
 
 
 def _sorted(text: str) -> str:
-    """
-    Spell a tool without its orders: keys sorted, and lists of required names too.
-    """
+    """Spell a tool without its orders: keys sorted, and lists of required names too."""
 
     def calm(value: object) -> object:
         if isinstance(value, dict):
@@ -244,9 +234,7 @@ def _sorted(text: str) -> str:
 
 
 def _trimmed(old: Sequence[Segment], new: Sequence[Segment], number: int) -> bool:
-    """
-    Tell whether what stands here now stood further behind before, and goes on as it did.
-    """
+    """Tell whether what stands here now stood further behind before, and goes on as it did."""
     rest = [(segment.role, segment.text) for segment in new[number : number + 3]]
     if len(rest) < 2:
         return False
@@ -272,9 +260,7 @@ _CAUSES = {
 
 
 def _text_cause(before: str, after: str, otherwise: Cause) -> Cause:
-    """
-    Say what kind of value changed first, from the words that differ.
-    """
+    """Say what kind of value changed first, from the words that differ."""
     return _CAUSES[changed_values(before, after).first] or otherwise
 
 
@@ -288,9 +274,7 @@ def _behind(cause: Cause, before: str, after: str) -> tuple[str, ...]:
 
 
 def _changed(one: str, other: str) -> tuple[str, str]:
-    """
-    Return the parts of two texts that differ, widened to whole words.
-    """
+    """Return the parts of two texts that differ, widened to whole words."""
     start = shared_length(one, other)
     tail = shared_length(one[start:][::-1], other[start:][::-1])
     while start > 0 and _in_word(one[start - 1]):

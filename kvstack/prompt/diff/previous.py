@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from kvstack.prompt.diff.difference import Divergence, diverge_rendered, likeness
 from kvstack.prompt.diff.segments import Segment, render
 
-__all__ = ["Compared", "FormerRequests"]
-
 _SPOKEN = frozenset({"user", "assistant", "tool"})
 _HEAD = frozenset({"tools", "system"})
 

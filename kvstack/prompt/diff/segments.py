@@ -14,9 +14,8 @@ from itertools import zip_longest
 from typing import Any
 
 from kvstack.prompt.rawjson.scan import NotJson
-from kvstack.prompt.request.document import Item, api_of, read_document, spell_path
-
-__all__ = ["CommonPrefix", "Segment", "common_prefix", "extends", "render", "shared_length"]
+from kvstack.prompt.request.document import api_of, read_document, spell_path
+from kvstack.prompt.request.message import Item
 
 _NO_TEXT = frozenset({"cache_control", "id", "status", "annotations", "call_id", "tool_call_id", "tool_use_id", "name"})
 
@@ -56,16 +55,12 @@ class CommonPrefix:
 
     @property
     def kept_ratio(self) -> float:
-        """
-        Share of the earlier request that is still good, 0 to 1.
-        """
+        """Share of the earlier request that is still good, 0 to 1."""
         return self.shared / self.previous if self.previous else 1.0
 
 
 def render(body: bytes, path: str) -> tuple[Segment, ...]:
-    """
-    Render a request body; empty if it holds no prompt that can be read.
-    """
+    """Render a request body; empty if it holds no prompt that can be read."""
     api = api_of(path)
     if api is None:
         return ()
@@ -125,9 +120,7 @@ def _spell(value: Any) -> str:
 
 
 def shared_length(one: str, other: str) -> int:
-    """
-    Return how many characters two texts begin with in common.
-    """
+    """Return how many characters two texts begin with in common."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -141,16 +134,12 @@ def shared_length(one: str, other: str) -> int:
 
 
 def extends(one: Segment, other: Segment) -> bool:
-    """
-    Tell whether a segment is a raw prompt that goes on where another one ended.
-    """
+    """Tell whether a segment is a raw prompt that goes on where another one ended."""
     return one.role == other.role == "prompt" and other.text.startswith(one.text)
 
 
 def common_prefix(previous: Sequence[Segment], current: Sequence[Segment]) -> CommonPrefix:
-    """
-    Compare two rendered requests.
-    """
+    """Compare two rendered requests."""
     shared = 0
     for one, other in zip_longest(previous, current):
         if one is None or other is None:

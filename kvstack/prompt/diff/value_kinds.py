@@ -15,8 +15,6 @@ from enum import Enum
 
 from kvstack.prompt.pattern.pattern import Pattern, compile_pattern
 
-__all__ = ["Changed", "Kind", "changed_values"]
-
 _MAX_CHARACTERS = 20_000
 """What is longer is no value, and not worth a search for one."""
 
@@ -37,9 +35,7 @@ _HEX = compile_pattern("{hex}")
 
 
 class Kind(Enum):
-    """
-    Kinds of values that clients change by themselves.
-    """
+    """Kinds of values that clients change by themselves."""
 
     CLOCK = "clock"
     ID = "id"
@@ -136,9 +132,7 @@ def _kind(one: str, other: str) -> Kind | None:
 
 
 def _is_id(word: str) -> bool:
-    """
-    Tell whether a word is made like an id: one run of letters and digits with digits in it, four at least.
-    """
+    """Tell whether a word is made like an id: one run of letters and digits with digits in it, four at least."""
     core = word.replace("-", "").replace("_", "").replace(":", "")
     if len(core) < 4 or not core.isalnum():
         return False
@@ -147,9 +141,7 @@ def _is_id(word: str) -> bool:
 
 
 def _clock_at_head(words: Sequence[str]) -> int:
-    """
-    How many words from the first one on tell a date or a time together; 0 if they do not.
-    """
+    """How many words from the first one on tell a date or a time together; 0 if they do not."""
     run = list(itertools.takewhile(_may_tell_time, words[:8]))
     if not run:
         return 0

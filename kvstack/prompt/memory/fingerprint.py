@@ -1,6 +1,4 @@
-"""
-What an item says, as one digest: the memory knows earlier turns by it.
-"""
+"""What an item says, as one digest: the memory knows earlier turns by it."""
 
 from __future__ import annotations
 
@@ -11,8 +9,6 @@ from typing import Any, get_args
 
 from kvstack.prompt.request.chat_template import Role
 from kvstack.prompt.request.message import Item
-
-__all__ = ["beside_text", "digest_item"]
 
 _ROLE_NAMES = {role: role.encode() for role in get_args(Role)}
 
@@ -35,9 +31,7 @@ def digest_item(item: Item, texts: Sequence[str]) -> bytes:
 
 
 def beside_text(value: Any) -> list[str]:
-    """
-    Spell what an item holds beside text: calls with their arguments, results, images.
-    """
+    """Spell what an item holds beside text: calls with their arguments, results, images."""
     spelled: list[str] = []
     if type(value) is not dict:
         return spelled

@@ -1,6 +1,4 @@
-"""
-What the memory keeps of a conversation, and by what it is known.
-"""
+"""What the memory keeps of a conversation, and by what it is known."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from dataclasses import dataclass, field
 from kvstack.prompt.answering import Answer
 from kvstack.prompt.recurring import NO_MARK, Mark
 from kvstack.prompt.saying import Said
-
-__all__ = ["Appended", "Chain", "Placed", "Remembered", "Signs"]
 
 
 @dataclass(frozen=True, slots=True)

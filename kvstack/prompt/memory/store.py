@@ -20,8 +20,6 @@ from kvstack.prompt.memory.state import Chain, Remembered, Signs
 from kvstack.prompt.recurring import RecentRequests
 from kvstack.prompt.sharing import SharedBytes
 
-__all__ = ["ConversationMemory"]
-
 # Requests between two remembered ones that the memory may have missed, in turns of the user, as long as no model has
 # spoken and nothing but words is known: more than that is rather another conversation that began with the same ones.
 _MAX_TURNS_MISSED = 2
@@ -55,9 +53,7 @@ class ConversationMemory:
 
     @property
     def size_bytes(self) -> int:
-        """
-        Estimate of the memory that is held.
-        """
+        """Estimate of the memory that is held."""
         return self._bytes.total
 
     def find(self, chain: Chain, signs: Signs) -> Remembered:
@@ -168,17 +164,13 @@ class ConversationMemory:
         self._requests -= len(twins)
 
     def name(self) -> str:
-        """
-        Make the name of a new conversation.
-        """
+        """Make the name of a new conversation."""
         self._names += 1
         return f"c{self._names}"
 
 
 def _may_be(twin: Remembered, signs: Signs) -> bool:
-    """
-    Tell whether nothing that is known says that this is another conversation.
-    """
+    """Tell whether nothing that is known says that this is another conversation."""
     return (
         (signs.session is None or twin.session is None or twin.session == signs.session)
         and (not signs.same or not twin.same or twin.same == signs.same)
@@ -187,9 +179,7 @@ def _may_be(twin: Remembered, signs: Signs) -> bool:
 
 
 def _certain(twin: Remembered, signs: Signs) -> bool:
-    """
-    Tell whether more than equal words says that this is the conversation.
-    """
+    """Tell whether more than equal words says that this is the conversation."""
     return (signs.session is not None and twin.session == signs.session) or (
         signs.mark.unique and twin.mark == signs.mark
     )
@@ -229,9 +219,7 @@ def _doubt(refusals: int) -> int:
 
 
 def _alike(one: Remembered, other: Remembered) -> bool:
-    """
-    Tell whether two states would do the same to a request.
-    """
+    """Tell whether two states would do the same to a request."""
     return (one.frozen, one.announced, one.appended, _said(one), one.session, one.same, one.mark) == (
         other.frozen,
         other.announced,
@@ -244,9 +232,7 @@ def _alike(one: Remembered, other: Remembered) -> bool:
 
 
 def _said(state: Remembered) -> list[tuple[int, str]]:
-    """
-    Return what the carriers of a state say, however they are spelled.
-    """
+    """Return what the carriers of a state say, however they are spelled."""
     return [(placed.position, placed.text) for placed in state.placed]
 
 

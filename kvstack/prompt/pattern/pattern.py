@@ -32,13 +32,9 @@ from typing import Any
 from kvstack.prompt.pattern.tokens import MAX_WORD, READERS, Reader, read_hex
 from kvstack.prompt.rawjson.scan import NotJson, read_value, skip_space
 
-__all__ = ["Found", "Pattern", "PatternError", "compile_pattern", "search_all"]
-
 
 class PatternError(ValueError):
-    """
-    A pattern cannot be compiled; the message says why.
-    """
+    """A pattern cannot be compiled; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +75,7 @@ class _Literal:
         return pos
 
     def find(self, text: str, pos: int, end: int) -> int:
-        """
-        Find the literal at or after *pos*, starting before *end*.
-        """
+        """Find the literal at or after *pos*, starting before *end*."""
         head = self.lines[0]
         if head:
             while True:
@@ -139,9 +133,7 @@ class Pattern:
 
     @property
     def reads_json(self) -> bool:
-        """
-        It has a token that reads JSON, whose keys a rule can name.
-        """
+        """It has a token that reads JSON, whose keys a rule can name."""
         return any(isinstance(element, _Token) and element.name in ("json", "json-fence") for element in self.elements)
 
     def coarsened(self) -> Pattern:
@@ -164,24 +156,18 @@ class Pattern:
         return replace(self, target_from=times[0], target_to=min((n for n in names if n >= end), default=end))
 
     def match(self, text: str, pos: int) -> Found | None:
-        """
-        Match exactly at *pos*.
-        """
+        """Match exactly at *pos*."""
         # Most attempts end here.  A line end may be CRLF: that takes a closer look.
         if self.head != "\n" and not text.startswith(self.head, pos):
             return None
         return self.match_on(text, pos, {})
 
     def search(self, text: str, begin: int, end: int, *, anywhere: bool) -> Iterator[Found]:
-        """
-        Yield the matches inside a span that do not overlap, each at the start of a line unless *anywhere*.
-        """
+        """Yield the matches inside a span that do not overlap, each at the start of a line unless *anywhere*."""
         return (found for _, found in search_all([(self, anywhere)], text, begin, end))
 
     def match_on(self, text: str, pos: int, seen: dict[int, int]) -> Found | None:
-        """
-        Match exactly at *pos*, with what a search has *seen* of the text before.
-        """
+        """Match exactly at *pos*, with what a search has *seen* of the text before."""
         start = pos
         target_start = start
         target_end = -1

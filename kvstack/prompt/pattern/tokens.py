@@ -9,8 +9,6 @@ from __future__ import annotations
 import string
 from collections.abc import Callable
 
-__all__ = ["MAX_WORD", "READERS", "Reader", "read_hex"]
-
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
     "January", "February", "March", "April", "May", "June",
@@ -40,9 +38,7 @@ def _read_int(text: str, pos: int) -> int:
 
 
 def read_hex(count: int) -> Reader:
-    """
-    Make the reader of so many hexadecimal digits; 0 for any number.
-    """
+    """Make the reader of so many hexadecimal digits; 0 for any number."""
 
     def read(text: str, pos: int) -> int:
         end = _run(text, pos, _HEX, count or _MAX_RUN)

@@ -1,6 +1,4 @@
-"""
-Keys in the JSON of a metadata block: found at any depth, cut without a dangling comma.
-"""
+"""Keys in the JSON of a metadata block: found at any depth, cut without a dangling comma."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstack.prompt.rawjson.scan import read_value, removal, skip_space, walk_array, walk_object
-
-__all__ = ["KeyCuts", "cut_keys", "fits"]
 
 _MAX_DEPTH = 32
 
@@ -32,9 +28,7 @@ class KeyCuts:
 
 
 def cut_keys(text: str, start: int, keys: Set[str]) -> KeyCuts:
-    """
-    Find *keys* in the JSON value at *start* and everything inside it.
-    """
+    """Find *keys* in the JSON value at *start* and everything inside it."""
     cuts = KeyCuts()
     _visit(text, start, keys, cuts, 0)
     cuts.spans.sort()
@@ -61,17 +55,13 @@ def _visit(text: str, start: int, keys: Set[str], cuts: KeyCuts, depth: int) -> 
 
 
 def fits(value: Any, has: dict[str, str]) -> bool:
-    """
-    Tell whether a JSON object has these keys with string values that begin as given.
-    """
+    """Tell whether a JSON object has these keys with string values that begin as given."""
     return isinstance(value, dict) and all(
         isinstance(value.get(key), str) and value[key].startswith(start) for key, start in has.items()
     )
 
 
 def plain(spelled: str) -> str:
-    """
-    Return a JSON value as a person writes it: a string without its quotes.
-    """
+    """Return a JSON value as a person writes it: a string without its quotes."""
     value, _ = read_value(spelled, skip_space(spelled, 0))
     return value if type(value) is str else spelled

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["raw_offsets"]
-
 # A run of more backslashes is read from its beginning.
 _MANY_SLASHES = 64
 # A surrogate pair.
@@ -89,9 +87,7 @@ def _retreat(text: str, first: int, end: int, step: int) -> int | None:
 
 
 def _walk_escapes(text: str, raw: int, step: int) -> int:
-    """
-    Go on escape by escape.
-    """
+    """Go on escape by escape."""
     while True:
         escape_at = text.find("\\", raw, raw + step)
         if escape_at < 0:
@@ -101,9 +97,7 @@ def _walk_escapes(text: str, raw: int, step: int) -> int:
 
 
 def _escape_length(text: str, pos: int) -> int:
-    """
-    Return the length of the escape at *pos*; a surrogate pair is one character and twelve letters long.
-    """
+    """Return the length of the escape at *pos*; a surrogate pair is one character and twelve letters long."""
     if text[pos + 1] != "u":
         return 2
     if text[pos + 2] in "dD" and text[pos + 3] in "89abAB" and text[pos + 6 : pos + 8] == "\\u":

@@ -14,38 +14,15 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-__all__ = [
-    "MAX_ELEMENTS",
-    "Array",
-    "Edit",
-    "Known",
-    "KnownValue",
-    "Member",
-    "NotJson",
-    "Number",
-    "apply_edits",
-    "escape",
-    "find_member",
-    "read_value",
-    "removal",
-    "skip_space",
-    "walk_array",
-    "walk_object",
-]
-
 JsonPath = tuple[str | int, ...]
 
 
 class NotJson(ValueError):
-    """
-    The text is not one JSON value, or nests too deeply to be read.
-    """
+    """The text is not one JSON value, or nests too deeply to be read."""
 
 
 class Number(str):
-    """
-    A JSON number in its own spelling: big integers stay exact and cost no arithmetic.
-    """
+    """A JSON number in its own spelling: big integers stay exact and cost no arithmetic."""
 
     __slots__ = ()
 
@@ -92,9 +69,7 @@ class Array(NamedTuple):
     end: int
 
     def spans(self) -> list[tuple[int, int]]:
-        """
-        Return the offsets of all elements.
-        """
+        """Return the offsets of all elements."""
         return list(zip(self.starts, self.ends, strict=True))
 
 
@@ -106,9 +81,7 @@ KnownValue = Callable[[str, int], "tuple[Any, int] | None"]
 
 
 class Member(NamedTuple):
-    """
-    One key and value of a JSON object, with its place in the text.
-    """
+    """One key and value of a JSON object, with its place in the text."""
 
     key: str
     key_start: int
@@ -117,9 +90,7 @@ class Member(NamedTuple):
 
 
 def skip_space(text: str, pos: int) -> int:
-    """
-    Return the offset of the first character at or after *pos* that is not JSON white space.
-    """
+    """Return the offset of the first character at or after *pos* that is not JSON white space."""
     length = len(text)
     while pos < length and text[pos] in _SPACE:
         pos += 1
@@ -274,9 +245,7 @@ def walk_array(text: str, pos: int, known: Known | None = None) -> Array:
 
 
 def escape(text: str) -> str:
-    """
-    Spell *text* as the inside of a JSON string literal.
-    """
+    """Spell *text* as the inside of a JSON string literal."""
     return json.dumps(text)[1:-1]
 
 
@@ -314,9 +283,7 @@ def removal(
 
 
 def apply_edits(text: str, edits: Sequence[Edit]) -> str:
-    """
-    Apply edits that do not overlap; insertions at one place keep their order.
-    """
+    """Apply edits that do not overlap; insertions at one place keep their order."""
     out: list[str] = []
     done = 0
     for start, end, replacement, _ in sorted(edits, key=itemgetter(0, 1)):

@@ -1,6 +1,4 @@
-"""
-What rules exist, and what they did to a request, in a form that can be shown.
-"""
+"""What rules exist, and what they did to a request, in a form that can be shown."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ from kvstack.config.rules import RuleSpec
 from kvstack.prompt.engine import CACHE_PROMPT, UNSPLIT, Stripped
 from kvstack.prompt.request.document import spell_path
 from kvstack.prompt.rules.ruleset import Rule, RuleSet
-
-__all__ = ["RuleLine", "Shown", "clients_without_rules", "list_rules", "show_edits"]
 
 _CONTEXT = 40
 
@@ -73,9 +69,7 @@ class Shown:
 
 
 def list_rules(rules: RuleSet) -> list[RuleLine]:
-    """
-    List all rules, active or not, in the order of the packs; what is counted like a rule and is none comes last.
-    """
+    """List all rules, active or not, in the order of the packs; what is counted like a rule and is none comes last."""
     return [
         RuleLine(
             name=rule.name,
@@ -129,9 +123,7 @@ def _built_in(name: str, where: str, action: str, active: bool, summary: str, ef
 
 
 def _effect(spec: RuleSpec) -> str:
-    """
-    Say what happens to what a rule finds; never more than its action makes true.
-    """
+    """Say what happens to what a rule finds; never more than its action makes true."""
     what, goes, moves, stays = "It", "is", "moves", "stays"
     if spec.keys:
         what = f"Its key{'s'[: len(spec.keys) - 1]} {', '.join(spec.keys)}"

@@ -1,6 +1,4 @@
-"""
-Rules tried on recorded requests: what they did, what they left alone and why, and what that is worth.
-"""
+"""Rules tried on recorded requests: what they did, what they left alone and why, and what that is worth."""
 
 from __future__ import annotations
 
@@ -10,14 +8,13 @@ from dataclasses import dataclass
 
 from kvstack.prompt.diff.difference import Divergence, diverge_rendered, likeness
 from kvstack.prompt.diff.segments import CommonPrefix, Segment, common_prefix, render
-from kvstack.prompt.engine import Hit, Stripped, apply_rules
+from kvstack.prompt.engine import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.recording import Recorded
+from kvstack.prompt.recurring import Hit
 from kvstack.prompt.report.listing import Shown, show_edits
 from kvstack.prompt.rules.ruleset import Rule, RuleSet
 from kvstack.prompt.rules.trace import Parting, Trace, part
-
-__all__ = ["Compared", "NewConversation", "Prefix", "Tried", "Unmatched", "try_requests", "unmatched_rules"]
 
 _MOST = 0.5
 # Of these many latest requests the one that is most like a new conversation is looked for.
@@ -39,9 +36,7 @@ class Prefix:
 
     @property
     def anew(self) -> int:
-        """
-        Characters of the later request that are evaluated after the earlier one was.
-        """
+        """Characters of the later request that are evaluated after the earlier one was."""
         return self.common.current - self.common.shared
 
 
@@ -102,9 +97,7 @@ class Tried:
     same: frozenset[int] = frozenset()
 
     def edits_of(self, hit: Hit) -> list[int]:
-        """
-        Return the numbers, from 0, of the edits that belong to a hit.
-        """
+        """Return the numbers, from 0, of the edits that belong to a hit."""
         cause = (hit.rule, hit.path)
         return [n for n, shown in enumerate(self.edits) if cause in zip(shown.rules, shown.paths, strict=True)]
 
@@ -166,9 +159,7 @@ def try_requests(requests: Sequence[Recorded], rules: RuleSet, chat_template: st
 
 
 def _same_edits(edits: Sequence[Shown], former: Sequence[Shown]) -> frozenset[int]:
-    """
-    Return the numbers of the edits that an earlier request had as well, wherever they stood in its body.
-    """
+    """Return the numbers of the edits that an earlier request had as well, wherever they stood in its body."""
     known = Counter((shown.rules, shown.paths, shown.removed, shown.inserted) for shown in former)
     same = set()
     for number, shown in enumerate(edits):
@@ -204,9 +195,7 @@ def _beside(former: _Former, current: _Former) -> Compared:
 
 
 def unmatched_rules(rules: RuleSet, tried: Sequence[Tried]) -> list[Unmatched]:
-    """
-    Return the rules of the user's config that matched nowhere in the requests; also those that are off.
-    """
+    """Return the rules of the user's config that matched nowhere in the requests; also those that are off."""
     matched = {hit.rule for one in tried for hit in one.stripped.hits}
     matched |= {idle.rule for one in tried for idle in one.stripped.idle}
     own = [rule for rule in rules.rules if rule.origin.endswith("config") and rule.name not in matched]

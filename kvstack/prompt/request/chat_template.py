@@ -1,13 +1,9 @@
-"""
-Who speaks, and how the turns of a raw prompt are told apart.
-"""
+"""Who speaks, and how the turns of a raw prompt are told apart."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-__all__ = ["ROLES", "Role", "TurnMarkers", "must_alternate", "split_prompt", "turn_markers"]
 
 Role = Literal["system", "user", "assistant", "tool", "reasoning", "other"]
 
@@ -48,18 +44,14 @@ _MARKERS = {
 
 
 def turn_markers(chat_template: str | None) -> TurnMarkers | None:
-    """
-    Find the role markers in a model's chat template: ChatML, Gemma or Llama 3; None for any other.
-    """
+    """Find the role markers in a model's chat template: ChatML, Gemma or Llama 3; None for any other."""
     if chat_template is None:
         return None
     return next((markers for sign, markers in _MARKERS.items() if sign in chat_template), None)
 
 
 def must_alternate(chat_template: str | None) -> bool:
-    """
-    Tell whether a template refuses two messages of one role in a row: it says so when it raises.
-    """
+    """Tell whether a template refuses two messages of one role in a row: it says so when it raises."""
     return chat_template is not None and "raise_exception" in chat_template and "alternate" in chat_template
 
 

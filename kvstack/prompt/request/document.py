@@ -26,21 +26,9 @@ from kvstack.prompt.request.chat_template import ROLES, Role, TurnMarkers, split
 from kvstack.prompt.request.message import TEXT_PARTS, Item, Text, read_texts
 from kvstack.prompt.request.tools import tool_names
 
-__all__ = [
-    "Api",
-    "Document",
-    "Item",
-    "Text",
-    "api_of",
-    "read_document",
-    "spell_path",
-]
-
 
 class Api(StrEnum):
-    """
-    A dialect that a client may speak.
-    """
+    """A dialect that a client may speak."""
 
     CHAT = "chat"
     RESPONSES = "responses"
@@ -107,9 +95,7 @@ def api_of(path: str) -> Api | None:
 
 
 def spell_path(path: Sequence[str | int]) -> str:
-    """
-    Spell a JSON path: `messages[0].content`.
-    """
+    """Spell a JSON path: `messages[0].content`."""
     out = ""
     for step in path:
         out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else step
@@ -148,23 +134,17 @@ class Document:
 
     @property
     def items_key(self) -> str | None:
-        """
-        The key of the item list.
-        """
+        """The key of the item list."""
         return _DIALECTS[self.api].items
 
     @property
     def before_list(self) -> int:
-        """
-        How many items stand before the item list: top-level system texts.
-        """
+        """How many items stand before the item list: top-level system texts."""
         return len(self.items) - (len(self.array.values) if self.array is not None else 0)
 
     @property
     def listed_items(self) -> list[Item]:
-        """
-        The items of the item list.
-        """
+        """The items of the item list."""
         return self.items[self.before_list :]
 
     def locate(self, path: JsonPath) -> tuple[int, int]:
@@ -186,9 +166,7 @@ class Document:
         return place
 
     def span(self, key: str) -> tuple[int, int]:
-        """
-        Find a top-level value, as `locate` does; an empty span if there is none.
-        """
+        """Find a top-level value, as `locate` does; an empty span if there is none."""
         return self._spans.get(key, (0, 0))
 
     def _find(self, path: JsonPath) -> tuple[int, int]:
@@ -255,9 +233,7 @@ def read_document(
 
 
 class _KnownTools:
-    """
-    The tools of former requests: a client sends the same long list with each one, which then is not read again.
-    """
+    """The tools of former requests: a client sends the same long list with each one, which then is not read again."""
 
     def __init__(self, text: str, formers: Sequence[Document]) -> None:
         self._text = text
@@ -265,9 +241,7 @@ class _KnownTools:
         self._former: Document | None = None
 
     def __call__(self, key: str, start: int) -> tuple[Any, int] | None:
-        """
-        Return the tools that begin at *start* and the offset behind them, if a former request had the very same.
-        """
+        """Return the tools that begin at *start* and the offset behind them, if a former request had the very same."""
         if key != "tools":
             return None
         # A body may have the key twice; the last one counts.
@@ -283,16 +257,12 @@ class _KnownTools:
         return None
 
     def names(self, tools: Any) -> frozenset[str]:
-        """
-        Return the names of the tools.
-        """
+        """Return the names of the tools."""
         return self._former.tool_names if self._former is not None else tool_names(tools)
 
 
 def _read_items(document: Document, key: str, runs: Sequence[tuple[int, int]], known: Sequence[Item]) -> None:
-    """
-    Make the items of the item list, but for runs of them that are *known*.
-    """
+    """Make the items of the item list, but for runs of them that are *known*."""
     leading = True
     done = 0
     for first, end in runs:
@@ -329,9 +299,7 @@ def _make_items(document: Document, key: str, first: int, end: int, leading: boo
 
 
 def _holds_results(content: Any) -> bool:
-    """
-    Tell whether content is nothing but results of tools, which one dialect sends in the user's name.
-    """
+    """Tell whether content is nothing but results of tools, which one dialect sends in the user's name."""
     if type(content) is not list:
         return False
     kinds = {part.get("type", "text") for part in content if isinstance(part, dict) and type(part.get("type")) is str}
@@ -339,9 +307,7 @@ def _holds_results(content: Any) -> bool:
 
 
 def _read_prompt(document: Document, dialect: _Dialect, markers: TurnMarkers | None) -> None:
-    """
-    Split a raw prompt into turns at the role markers of the chat template.
-    """
+    """Split a raw prompt into turns at the role markers of the chat template."""
     key = next((key for key in dialect.prompt if key in document.top), None)
     prompt = document.top.get(key) if key else None
     document.count = 1

@@ -1,6 +1,4 @@
-"""
-The items of a prompt and their texts, as every dialect has them.
-"""
+"""The items of a prompt and their texts, as every dialect has them."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from typing import Any
 
 from kvstack.prompt.rawjson.scan import JsonPath
 from kvstack.prompt.request.chat_template import Role
-
-__all__ = ["TEXT_PARTS", "Item", "Text", "read_texts"]
 
 # A tuple: a part may claim to be of any type, also of one that cannot be hashed.
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -73,16 +69,12 @@ class Item:
 
     @property
     def path(self) -> JsonPath:
-        """
-        Its JSON path from the top of the body.
-        """
+        """Its JSON path from the top of the body."""
         return (self.key, self.index) if self.index >= 0 else (self.key,)
 
     @property
     def texts(self) -> list[Text]:
-        """
-        Its texts, in order.
-        """
+        """Its texts, in order."""
         if self._texts is None:
             self._texts = []
             if type(self.value) is dict:
@@ -103,17 +95,13 @@ class Item:
 
     @property
     def holds_more(self) -> bool:
-        """
-        Whether it has content beside texts: an image says something too.
-        """
+        """Whether it has content beside texts: an image says something too."""
         content = self.value.get("content") if type(self.value) is dict else None
         return type(content) is list and len(content) > len(self.texts)
 
     @property
     def added_text(self) -> Text | None:
-        """
-        A text part that could be added; None where it has texts alone, or no parts.
-        """
+        """A text part that could be added; None where it has texts alone, or no parts."""
         content = self.value.get("content") if self.listed and type(self.value) is dict else None
         if type(content) is not list or (self.texts and not self.holds_more):
             return None
@@ -121,9 +109,7 @@ class Item:
 
     @property
     def words(self) -> list[str]:
-        """
-        What its texts say, in order; most items never need more.
-        """
+        """What its texts say, in order; most items never need more."""
         if self._texts is None and type(self.value) is dict:
             content = self.value.get("content")
             if type(content) is str:
@@ -132,9 +118,7 @@ class Item:
 
 
 def read_texts(content: Any, path: JsonPath) -> list[Text]:
-    """
-    Read the texts of a content value: a string, or a list of parts.
-    """
+    """Read the texts of a content value: a string, or a list of parts."""
     if type(content) is str:
         return [Text(path, content)]
     if type(content) is not list:

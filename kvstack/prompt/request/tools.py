@@ -1,6 +1,4 @@
-"""
-Where each dialect keeps names and descriptions of tools.
-"""
+"""Where each dialect keeps names and descriptions of tools."""
 
 from __future__ import annotations
 
@@ -10,22 +8,16 @@ from typing import Any
 from kvstack.prompt.rawjson.scan import JsonPath
 from kvstack.prompt.request.message import Text
 
-__all__ = ["tool_name", "tool_names", "tool_texts"]
-
 
 def tool_names(tools: Any) -> frozenset[str]:
-    """
-    Return the names of the tools of a request, in whichever form its dialect has.
-    """
+    """Return the names of the tools of a request, in whichever form its dialect has."""
     if not isinstance(tools, list):
         return frozenset()
     return frozenset(name for tool in tools if (name := tool_name(tool)) is not None)
 
 
 def tool_name(tool: Any) -> str | None:
-    """
-    Return the name of a tool, in whichever form its dialect has.
-    """
+    """Return the name of a tool, in whichever form its dialect has."""
     if not isinstance(tool, dict):
         return None
     function = tool.get("function")
@@ -34,9 +26,7 @@ def tool_name(tool: Any) -> str | None:
 
 
 def tool_texts(tools: Any) -> Iterator[Text]:
-    """
-    Yield the descriptions of tools, in whichever form the dialect has.
-    """
+    """Yield the descriptions of tools, in whichever form the dialect has."""
     if not isinstance(tools, list):
         return
     for index, tool in enumerate(tools):

@@ -1,6 +1,4 @@
-"""
-Which client sent a request, and whether it is part of the main conversation.
-"""
+"""Which client sent a request, and whether it is part of the main conversation."""
 
 from __future__ import annotations
 
@@ -12,23 +10,17 @@ from kvstack.prompt.request.document import Document
 from kvstack.prompt.rules.leading_blocks import Head, match_first
 from kvstack.prompt.rules.ruleset import Client, RuleSet, Side
 
-__all__ = ["detect_client", "side_label"]
-
 _NOTHING_READ: Mapping[int, Head] = MappingProxyType({})
 
 
 def detect_client(document: Document, rules: RuleSet, headers: Sequence[tuple[str, str]]) -> Client:
-    """
-    Find the client by its signs: headers first, then tools, then texts; several send nothing but `OpenAI/JS`.
-    """
+    """Find the client by its signs: headers first, then tools, then texts; several send nothing but `OpenAI/JS`."""
     facts = _Facts(document, headers)
     return next((client for sign, client in rules.signs if facts.show(sign)), rules.unknown)
 
 
 class _Facts:
-    """
-    What signs look at, each read once and only if a sign asks.
-    """
+    """What signs look at, each read once and only if a sign asks."""
 
     def __init__(self, document: Document, headers: Sequence[tuple[str, str]]) -> None:
         self._document = document
@@ -73,9 +65,7 @@ def side_label(
 
 
 class _Texts:
-    """
-    The texts that give side requests away, each read once and only if needed.
-    """
+    """The texts that give side requests away, each read once and only if needed."""
 
     def __init__(
         self, document: Document, client: Client, carriers: Collection[int], heads: Mapping[int, Head]
@@ -107,9 +97,7 @@ class _Texts:
         )
 
     def _read(self, *, last: bool) -> tuple[list[str], str, int] | None:
-        """
-        Return the texts of a user item, the one with the user's own words, and where those begin.
-        """
+        """Return the texts of a user item, the one with the user's own words, and where those begin."""
         items = self._document.items
         for index in range(len(items) - 1, -1, -1) if last else range(len(items)):
             item = items[index]

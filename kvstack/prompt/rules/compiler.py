@@ -1,6 +1,4 @@
-"""
-From packs to rules: read once, laid over with the user's settings, compiled once.
-"""
+"""From packs to rules: read once, laid over with the user's settings, compiled once."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from kvstack.errors import ConfigError, Problem
 from kvstack.prompt.pattern.pattern import Pattern, PatternError, compile_pattern
 from kvstack.prompt.rules.leading_blocks import Block, HeadReader
 from kvstack.prompt.rules.ruleset import Client, Rule, RuleSet, RuleSettings, SearchTable, Side
-
-__all__ = ["Pack", "compile_rules", "parse_pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +115,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 def _extend_blocks(
     pack: Pack, blocks: dict[str, Block], patches: Mapping[str, tuple[int, RulePatch]], own: _Problems
 ) -> None:
-    """
-    Add to named blocks what the user's rules say that they look like as well.
-    """
+    """Add to named blocks what the user's rules say that they look like as well."""
     for rule in pack.spec.rule:
         number, patch = patches.get(rule.name, (0, None))
         if patch is None or patch.also is None or patch.pattern is not None:

@@ -1,6 +1,4 @@
-"""
-From findings to edits of the raw body: spans inside literals, parts and items that go, items that come back.
-"""
+"""From findings to edits of the raw body: spans inside literals, parts and items that go, items that come back."""
 
 from __future__ import annotations
 
@@ -10,10 +8,9 @@ from dataclasses import dataclass
 
 from kvstack.prompt.rawjson.offsets import raw_offsets
 from kvstack.prompt.rawjson.scan import Edit, JsonPath, escape, removal, walk_array
-from kvstack.prompt.request.document import Api, Document, Text
+from kvstack.prompt.request.document import Api, Document
+from kvstack.prompt.request.message import Text
 from kvstack.prompt.rules.ruleset import Rule
-
-__all__ = ["By", "ByItem", "Op", "body_edits", "changed_text", "settle"]
 
 # Names of rules, each with the path at which it counts as a hit.
 By = tuple[tuple[str, JsonPath], ...]
@@ -51,16 +48,12 @@ class Op:
 
     @property
     def live(self) -> str:
-        """
-        What stands there now.
-        """
+        """What stands there now."""
         return self.text.value[self.start : self.end]
 
     @property
     def by(self) -> By:
-        """
-        Names of the rules that want this, each with the path at which it counts as a hit.
-        """
+        """Names of the rules that want this, each with the path at which it counts as a hit."""
         if len(self.rules) < 2:
             return ((self.rule.name, self.text.path),)
         # Keys are cut for several rules at once; which ones had a part in this cut its keys tell.
@@ -71,9 +64,7 @@ class Op:
 
 
 def settle(ops: Sequence[Op]) -> list[Op]:
-    """
-    Order the replacements of each text; of two that overlap the first stays.
-    """
+    """Order the replacements of each text; of two that overlap the first stays."""
     if len(ops) < 2:
         return list(ops)
     settled: list[Op] = []
@@ -87,9 +78,7 @@ def settle(ops: Sequence[Op]) -> list[Op]:
 
 
 def changed_text(text: Text, ops: Sequence[Op], *, bare: bool) -> str:
-    """
-    Return a text after its replacements, or as it counts when conversations are compared.
-    """
+    """Return a text after its replacements, or as it counts when conversations are compared."""
     out: list[str] = []
     done = 0
     for op in ops:
@@ -143,9 +132,7 @@ def body_edits(
 
 
 def _empties(text: Text, group: Sequence[Op]) -> bool:
-    """
-    Tell whether replacements leave nothing of a text; those of one text do not overlap.
-    """
+    """Tell whether replacements leave nothing of a text; those of one text do not overlap."""
     return sum(op.end - op.start for op in group) == len(text.value) and not any(op.new for op in group)
 
 
@@ -159,9 +146,7 @@ def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> 
 
 
 def _added_part(document: Document, path: JsonPath, group: Sequence[Op]) -> Edit:
-    """
-    Add a text part to an item that has none.
-    """
+    """Add a text part to an item that has none."""
     array = walk_array(document.text, document.locate(path[:-2])[0])
     kind = "input_text" if document.api is Api.RESPONSES else "text"
     words = "".join(op.new or "" for op in group).lstrip("\n")
@@ -192,9 +177,7 @@ def _without_parts(
 
 
 def _cuts(cuts: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], by: Mapping[int, By]) -> list[Edit]:
-    """
-    Make the edits that take elements out, each with all who want one of those that stand inside it.
-    """
+    """Make the edits that take elements out, each with all who want one of those that stand inside it."""
     edits = []
     gone = deque(sorted(by))
     for first, last in cuts:

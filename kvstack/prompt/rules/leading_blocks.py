@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstack.prompt.pattern.pattern import Found, Pattern
-from kvstack.prompt.request.document import Text
-
-__all__ = ["Block", "Head", "HeadBlock", "HeadReader", "match_first"]
+from kvstack.prompt.request.message import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +37,12 @@ class Block:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """
-        What its patterns begin with; empty strings for those that begin with a token.
-        """
+        """What its patterns begin with; empty strings for those that begin with a token."""
         return tuple(pattern.head for pattern in self.patterns)
 
     @property
     def ends_in_line(self) -> bool:
-        """
-        Whether what follows it stands in the same line, behind a blank.
-        """
+        """Whether what follows it stands in the same line, behind a blank."""
         return any(pattern.source.endswith(" ") for pattern in self.patterns)
 
 
@@ -88,9 +82,7 @@ class Head:
 
 
 def match_first(patterns: Sequence[Pattern], text: str, pos: int) -> Found | None:
-    """
-    Return the match of the first pattern that matches exactly at *pos*.
-    """
+    """Return the match of the first pattern that matches exactly at *pos*."""
     for pattern in patterns:
         found = pattern.match(text, pos)
         if found is not None and found.end > found.start:
@@ -113,9 +105,7 @@ class HeadReader:
         self._heads = tuple({head for block in blocks for head in block.heads})
 
     def read(self, texts: Sequence[Text]) -> Head:
-        """
-        Read the head of a user item; the cursor goes on to the next text only if blocks fill the one before it.
-        """
+        """Read the head of a user item; the cursor goes on to the next text only if blocks fill the one before it."""
         if not self._heads or not texts or not texts[0].value.startswith(self._heads):
             return _NOTHING
         read: list[HeadBlock] = []
@@ -172,9 +162,7 @@ _NOTHING = Head(())
 
 
 def _skip_blank(text: str, pos: int) -> int:
-    """
-    Skip line ends at *pos*.
-    """
+    """Skip line ends at *pos*."""
     while pos < len(text) and text[pos] in "\r\n":
         pos += 1
     return pos

@@ -15,15 +15,14 @@ from kvstack.prompt.pattern.pattern import Found, Pattern
 from kvstack.prompt.rawjson.keys import cut_keys, fits, plain
 from kvstack.prompt.rawjson.scan import NotJson
 from kvstack.prompt.recurring import Former
-from kvstack.prompt.request.document import Document, Item, Text
+from kvstack.prompt.request.document import Document
+from kvstack.prompt.request.message import Item, Text
 from kvstack.prompt.request.tools import tool_name, tool_texts
 from kvstack.prompt.rules.edits import Op
 from kvstack.prompt.rules.leading_blocks import Head, HeadBlock, match_first
 from kvstack.prompt.rules.matches import Append, Carrier, Findings
 from kvstack.prompt.rules.ruleset import Client, Rule, SearchTable
 from kvstack.prompt.settling import found_so_far, mark_of, settle_item
-
-__all__ = ["find_all"]
 
 # A client says what its newest turns repeat at the beginning of the first one; behind it may stand a whole project.
 _OPENING_CHARACTERS = 8192
@@ -104,9 +103,7 @@ class _Finder:
             self._unsettle(index)
 
     def system(self) -> None:
-        """
-        System texts before the first turn; what a client inserts later on is history.
-        """
+        """System texts before the first turn; what a client inserts later on is history."""
         table = self.client.table("system", self._dialect)
         for index, item in enumerate(self.document.items):
             if not item.leading:
@@ -117,9 +114,7 @@ class _Finder:
                     self._search(text, table)
 
     def tools(self) -> None:
-        """
-        The descriptions of tools.
-        """
+        """The descriptions of tools."""
         table = self.client.table("tools", self._dialect)
         if table is None:
             return
@@ -127,9 +122,7 @@ class _Finder:
             self._search(text, table)
 
     def users(self) -> None:
-        """
-        The head and the tail of each user item, and known blocks at the head of the first one.
-        """
+        """The head and the tail of each user item, and known blocks at the head of the first one."""
         first = self._rules("first user")
         heads = self.client.heads(self._dialect)
         tails = self._rules("user tail")
@@ -173,9 +166,7 @@ class _Finder:
                 settle_item(self.document, self.findings, index, item, before)
 
     def _unsettle(self, index: int) -> None:
-        """
-        Forget what is known of an item that depends on what stands around it.
-        """
+        """Forget what is known of an item that depends on what stands around it."""
         self.findings.digests.pop(index, None)
         self.findings.local.pop(index, None)
 
@@ -214,9 +205,7 @@ class _Finder:
                     return
 
     def _search(self, text: Text, table: SearchTable, begin: int = 0, end: int | None = None) -> None:
-        """
-        Search one text for the blocks of rules; rules that share a block act together.
-        """
+        """Search one text for the blocks of rules; rules that share a block act together."""
         stop = len(text.value) if end is None else end
         matches = [
             (found.start, -found.end, order, rule, found)
@@ -245,9 +234,7 @@ class _Finder:
                 self._act_whole(rule, text, found, end, opening)
 
     def _cut_keys(self, rules: list[Rule], text: Text, start: int) -> None:
-        """
-        Cut the keys of all rules at once: which separators go depends on all of them.
-        """
+        """Cut the keys of all rules at once: which separators go depends on all of them."""
         acting = [rule for rule in rules if rule.spec.action != "observe"]
         try:
             cuts = cut_keys(text.value, start, {key for rule in acting for key in rule.spec.keys})
@@ -275,9 +262,7 @@ class _Finder:
         self.findings.appends.append(Append(rule, "\n\n" + pattern.replace("{value}", value), self._own))
 
     def _key(self, rule: Rule, text: Text) -> str:
-        """
-        Name a frozen value by its rule, and in tools by the tool: others come and go in front of it.
-        """
+        """Name a frozen value by its rule, and in tools by the tool: others come and go in front of it."""
         if text.path[0] != "tools":
             return rule.name
         return f"{rule.name}@{tool_name(self.document.top['tools'][text.path[1]])}"
@@ -314,9 +299,7 @@ class _Finder:
 
 
 def _fits(rule: Rule, found: Found) -> bool:
-    """
-    Tell whether a block that reads as a rule says is one that it means.
-    """
+    """Tell whether a block that reads as a rule says is one that it means."""
     return not rule.spec.has or fits(found.value, dict(rule.spec.has))
 
 
@@ -335,9 +318,7 @@ def _line_around(text: str, start: int, end: int) -> str:
 
 
 def _stands_in(opening: Item, holder: Text, found: Found) -> bool:
-    """
-    Tell whether the target of a block stands at the beginning of the first user item, outside that block.
-    """
+    """Tell whether the target of a block stands at the beginning of the first user item, outside that block."""
     target = holder.value[found.target[0] : found.target[1]]
     room = _OPENING_CHARACTERS
     for text in opening.texts:

@@ -1,6 +1,4 @@
-"""
-What the rules found in a request.
-"""
+"""What the rules found in a request."""
 
 from __future__ import annotations
 
@@ -11,8 +9,6 @@ from kvstack.prompt.recurring import NO_MARK, Local, Mark
 from kvstack.prompt.rules.edits import Op
 from kvstack.prompt.rules.leading_blocks import Head
 from kvstack.prompt.rules.ruleset import Rule
-
-__all__ = ["Append", "Carrier", "Findings"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""
-What shall happen to a request, knowing what happened to the ones before it.
-"""
+"""What shall happen to a request, knowing what happened to the ones before it."""
 
 from __future__ import annotations
 
@@ -11,13 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from kvstack.prompt.memory.state import Appended, Placed, Remembered
 from kvstack.prompt.rawjson.scan import JsonPath
-from kvstack.prompt.request.document import Document, Item, Text
+from kvstack.prompt.request.document import Document
+from kvstack.prompt.request.message import Item, Text
 from kvstack.prompt.rules.edits import Op, changed_text
 from kvstack.prompt.rules.matches import Append, Findings
 from kvstack.prompt.rules.ruleset import Rule, RuleSet
 from kvstack.prompt.rules.trailing_messages import SaidBefore
-
-__all__ = ["Plan", "Planner"]
 
 
 @dataclass(slots=True)
@@ -106,9 +103,7 @@ class Planner:
         return plan
 
     def _renew(self, plan: Plan, newest: int) -> None:
-        """
-        Give a turn that is sent again what it is to have now, in place of what it had.
-        """
+        """Give a turn that is sent again what it is to have now, in place of what it had."""
         texts: dict[str, Iterator[str]] = {}
         for append in self._findings.appends:
             if append.index is None and append.rule.name not in texts:
@@ -138,17 +133,13 @@ class Planner:
                 plan.appended[n] = replace(plan.appended[n], sticky=True)
 
     def _newest(self) -> int | None:
-        """
-        Return the position of the user's newest turn; None if it can have no text, for earlier turns are history.
-        """
+        """Return the position of the user's newest turn; None if it can have no text, for earlier turns are history."""
         counted = self._counted
         newest = next((n for n in range(len(counted) - 1, -1, -1) if counted[n].role == "user"), None)
         return newest if newest is not None and counted[newest].last_text is not None else None
 
     def _is_last(self, position: int) -> bool:
-        """
-        Tell whether nothing was answered to this turn yet.
-        """
+        """Tell whether nothing was answered to this turn yet."""
         return all(item.role in ("system", "other") for item in self._counted[position + 1 :])
 
     def _freeze(self, plan: Plan) -> None:
@@ -159,9 +150,7 @@ class Planner:
                 op.new = plan.frozen.setdefault(op.key, op.live)
 
     def _announcements(self, plan: Plan, live: Mapping[str, str]) -> list[Append]:
-        """
-        Tell the model once of each frozen value that has changed since it was told last.
-        """
+        """Tell the model once of each frozen value that has changed since it was told last."""
         if not self._remembers:
             return []
         found = []
@@ -175,9 +164,7 @@ class Planner:
         return found
 
     def append_ops(self, plan: Plan) -> list[Op]:
-        """
-        Append to the newest turn what it needs, and to earlier ones what they had.
-        """
+        """Append to the newest turn what it needs, and to earlier ones what they had."""
         newest = self._newest()
         by_position: dict[int, list[Appended]] = {}
         for entry in plan.appended:
@@ -282,16 +269,12 @@ class Planner:
         plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
 
     def _carries(self, rule: str) -> bool:
-        """
-        Tell whether a rule deals with carriers.
-        """
+        """Tell whether a rule deals with carriers."""
         known = self._rules.by_name.get(rule)
         return known is not None and known.spec.where == "message"
 
     def _merge(self, plan: Plan, turn: int, rule: Rule, text: str) -> str:
-        """
-        Append a carrier to the turn that it belongs to, unless the client did so itself.
-        """
+        """Append a carrier to the turn that it belongs to, unless the client did so itself."""
         words, merged = self._counted[turn].last_text, f"\n\n{text}"
         if words is not None and not words.value.endswith(text):
             plan.appended.append(Appended(turn, rule.name, merged, sticky=True))
@@ -310,9 +293,7 @@ class Planner:
 
 
 def _before(users: Sequence[int], position: int) -> int:
-    """
-    Return the position of the user's turn in front of a position; -1 if there is none.
-    """
+    """Return the position of the user's turn in front of a position; -1 if there is none."""
     n = bisect_left(users, position)
     return users[n - 1] if n else -1
 

@@ -1,6 +1,4 @@
-"""
-Rules as data, compiled: what is ready to be applied.
-"""
+"""Rules as data, compiled: what is ready to be applied."""
 
 from __future__ import annotations
 
@@ -11,8 +9,6 @@ from typing import Literal
 from kvstack.config.rules import DetectSpec, RulePatch, RuleSpec, SideSpec, WarningSpec
 from kvstack.prompt.pattern.pattern import Found, Pattern, search_all
 from kvstack.prompt.rules.leading_blocks import Block, HeadReader
-
-__all__ = ["Client", "Rule", "RuleSet", "RuleSettings", "SearchTable", "Side"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +56,12 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """
-        The rule's unique name.
-        """
+        """The rule's unique name."""
         return self.spec.name
 
 
 class SearchTable:
-    """
-    The patterns of rules that are searched for, those with the same beginning together; made once.
-    """
+    """The patterns of rules that are searched for, those with the same beginning together; made once."""
 
     __slots__ = ("_by_head", "_starts")
 
@@ -90,9 +82,7 @@ class SearchTable:
         ]
 
     def search(self, text: str, begin: int, end: int) -> Iterator[tuple[int, Rule, Found]]:
-        """
-        Find the blocks of the rules in a span; each with the rule and its order.
-        """
+        """Find the blocks of the rules in a span; each with the rule and its order."""
         for order, rule, pattern in self._starts:
             if text.startswith(pattern.head, begin):
                 found = pattern.match(text, begin)
@@ -107,9 +97,7 @@ class SearchTable:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """
-    A compiled sign of a side request.
-    """
+    """A compiled sign of a side request."""
 
     spec: SideSpec
     patterns: tuple[Pattern, ...]
@@ -152,21 +140,15 @@ class Client:
     by_block: Mapping[str, Mapping[str, Sequence[Rule]]] = field(default_factory=dict)
 
     def table(self, where: str, dialect: str) -> SearchTable | None:
-        """
-        Return the patterns to search for at one position in one dialect; None if there are none.
-        """
+        """Return the patterns to search for at one position in one dialect; None if there are none."""
         return self.tables.get((where, dialect))
 
     def heads(self, dialect: str) -> Mapping[str, Sequence[Rule]]:
-        """
-        Return the rules for the head of user texts in one dialect, by the name of their block.
-        """
+        """Return the rules for the head of user texts in one dialect, by the name of their block."""
         return self.by_block.get(dialect, {})
 
     def at(self, where: str, dialect: str) -> tuple[Rule, ...]:
-        """
-        Return the rules of one position in one dialect.
-        """
+        """Return the rules of one position in one dialect."""
         return self.positions.get((where, dialect), ())
 
 

@@ -13,10 +13,9 @@ from kvstack.prompt.diff.difference import Cause, diverge_rendered
 from kvstack.prompt.diff.segments import Segment
 from kvstack.prompt.memory.fingerprint import beside_text
 from kvstack.prompt.memory.state import Signs
-from kvstack.prompt.request.document import Item, spell_path
+from kvstack.prompt.request.document import spell_path
+from kvstack.prompt.request.message import Item
 from kvstack.prompt.rules.edits import Op, changed_text
-
-__all__ = ["Parting", "Trace", "Turn", "part"]
 
 _SPEAKERS = {
     "system": "the system text",
@@ -83,9 +82,7 @@ class Trace:
 
     @property
     def segments(self) -> list[Segment]:
-        """
-        All that counts, in order.
-        """
+        """All that counts, in order."""
         return [segment for turn in self.turns for segment in turn.segments]
 
 
@@ -114,9 +111,7 @@ class Parting:
 
 
 def part(former: Trace, current: Trace) -> Parting:
-    """
-    Say why a request was not taken for the next one of an earlier one.
-    """
+    """Say why a request was not taken for the next one of an earlier one."""
     if not current.answered:
         return Parting("no model has answered in it yet, so it is the beginning of one")
     for old, new in zip(former.turns, current.turns, strict=False):
@@ -154,9 +149,7 @@ def _differing(former: Trace, current: Trace, old: Turn, new: Turn) -> Parting:
 
 
 def _as_written(ops: Sequence[Op], offset: int) -> int:
-    """
-    Turn an offset in a text as it counts into one in the text as it was written.
-    """
+    """Turn an offset in a text as it counts into one in the text as it was written."""
     counted = written = 0
     for op in ops:
         gap = op.start - written

@@ -1,14 +1,10 @@
-"""
-Carriers that were dealt with, read along with the document: which of its carriers say something new.
-"""
+"""Carriers that were dealt with, read along with the document: which of its carriers say something new."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Literal
-
-__all__ = ["SaidBefore"]
 
 
 class SaidBefore:
@@ -37,9 +33,7 @@ class SaidBefore:
         self._last = ""
 
     def move(self, turn: int) -> None:
-        """
-        Go on to the carriers of a turn.
-        """
+        """Go on to the carriers of a turn."""
         if turn == self._turn:
             return
         self._turn, self._used = turn, 0
@@ -47,9 +41,7 @@ class SaidBefore:
             self._last = self._own[self._ahead.pop()][-1]
 
     def is_known(self, text: str) -> bool:
-        """
-        Tell whether this turn had this carrier before.
-        """
+        """Tell whether this turn had this carrier before."""
         return (self._turn, text) in self._known
 
     def said_before(self, *, live: bool) -> str:
@@ -61,9 +53,7 @@ class SaidBefore:
         return own[-1] if live and own else self._last
 
     def says_again(self, text: str, *, live: bool) -> Literal["", "here", "before"]:
-        """
-        Tell whether a carrier says what was said: in its own turn at this place, or last before it.
-        """
+        """Tell whether a carrier says what was said: in its own turn at this place, or last before it."""
         own, places = self._own.get(self._turn, []), self._places.get(self._turn, [])
         self.place = places[-1] if live and places else -1
         if live:
@@ -82,9 +72,7 @@ class SaidBefore:
         return "here"
 
     def add(self, text: str, place: int) -> None:
-        """
-        Note that this turn has a carrier more, behind those that it had before.
-        """
+        """Note that this turn has a carrier more, behind those that it had before."""
         own = self._own.setdefault(self._turn, [])
         own.append(text)
         self._places.setdefault(self._turn, []).append(place)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from kvstack.prompt.memory.state import Remembered
 from kvstack.prompt.recurring import Hit
-from kvstack.prompt.request.document import Item, spell_path
+from kvstack.prompt.request.document import spell_path
+from kvstack.prompt.request.message import Item
 from kvstack.prompt.rules.edits import Op
 from kvstack.prompt.rules.matches import Findings
 from kvstack.prompt.rules.planner import Plan
-
-__all__ = ["Idle", "find_idle"]
 
 
 @dataclass(frozen=True, slots=True)

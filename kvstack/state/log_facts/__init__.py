@@ -1,8 +1,8 @@
 """
 What the records of a llama-server's log say, one frozen dataclass per kind, and their union `LogFact`.
 
-`kvstack.llama.log.reader` makes them.  A slot or task of -1 in the log (not assigned yet) is None here, a ratio that the
-server printed as `nan`, `inf` or a negative placeholder is None too.  Nothing here is joined with a request: that is
+`kvstack.llama.log.reader` makes them.  A slot or task of -1 in the log (not assigned yet) is None here, a ratio that
+the server printed as `nan`, `inf` or a negative placeholder is None too.  Nothing here is joined with a request: that is
 the work of `kvstack.state.attribution`.
 """
 

@@ -1,37 +1,14 @@
-"""
-What the log says of cached tokens: checkpoints, re-processing, shifts, the RAM cache.
-"""
+"""What the log says of cached tokens: checkpoints, re-processing, shifts, the RAM cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "CacheRamLimited",
-    "CheckpointCreated",
-    "CheckpointErased",
-    "CheckpointRestored",
-    "ChunkReused",
-    "ContextShifted",
-    "FullReprocess",
-    "PromptTruncated",
-    "RamCacheEntry",
-    "RamCacheEvicted",
-    "RamCacheHit",
-    "RamCacheSaved",
-    "RamCacheSearched",
-    "RamCacheSkipped",
-    "RamCacheState",
-    "RestoreFailed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCreated:
-    """
-    A context checkpoint was made: the state after this many tokens can be gone back to.
-    """
+    """A context checkpoint was made: the state after this many tokens can be gone back to."""
 
     slot: int
     task: int | None
@@ -43,9 +20,7 @@ class CheckpointCreated:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRestored:
-    """
-    The slot went back to a context checkpoint.
-    """
+    """The slot went back to a context checkpoint."""
 
     slot: int
     task: int | None
@@ -54,9 +29,7 @@ class CheckpointRestored:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointErased:
-    """
-    A context checkpoint is gone: behind the point of reuse, list full, too close to another, or superseded.
-    """
+    """A context checkpoint is gone: behind the point of reuse, list full, too close to another, or superseded."""
 
     slot: int
     task: int | None
@@ -66,9 +39,7 @@ class CheckpointErased:
 
 @dataclass(frozen=True, slots=True)
 class FullReprocess:
-    """
-    The slot matched but could not be cut there and had no checkpoint: the whole prompt is evaluated again.
-    """
+    """The slot matched but could not be cut there and had no checkpoint: the whole prompt is evaluated again."""
 
     slot: int
     task: int | None
@@ -76,9 +47,7 @@ class FullReprocess:
 
 @dataclass(frozen=True, slots=True)
 class RestoreFailed:
-    """
-    A checkpoint or a saved prompt could not be restored.
-    """
+    """A checkpoint or a saved prompt could not be restored."""
 
     slot: int | None
     task: int | None
@@ -87,9 +56,7 @@ class RestoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReused:
-    """
-    A later part of the old prompt was shifted into place (`--cache-reuse`).
-    """
+    """A later part of the old prompt was shifted into place (`--cache-reuse`)."""
 
     slot: int
     task: int | None
@@ -98,9 +65,7 @@ class ChunkReused:
 
 @dataclass(frozen=True, slots=True)
 class ContextShifted:
-    """
-    The context was full and its middle was thrown away: from here on the prefix differs from the client's.
-    """
+    """The context was full and its middle was thrown away: from here on the prefix differs from the client's."""
 
     slot: int
     task: int | None
@@ -110,9 +75,7 @@ class ContextShifted:
 
 @dataclass(frozen=True, slots=True)
 class PromptTruncated:
-    """
-    The server cut the middle out of a prompt that is too long (2025; later builds refuse it).
-    """
+    """The server cut the middle out of a prompt that is too long (2025; later builds refuse it)."""
 
     slot: int
     task: int | None
@@ -120,9 +83,7 @@ class PromptTruncated:
 
 @dataclass(frozen=True, slots=True)
 class RamCacheSaved:
-    """
-    A slot's content is being copied to the RAM cache.
-    """
+    """A slot's content is being copied to the RAM cache."""
 
     tokens: int
     size_bytes: int
@@ -130,9 +91,7 @@ class RamCacheSaved:
 
 @dataclass(frozen=True, slots=True)
 class RamCacheSearched:
-    """
-    The RAM cache is searched for a prompt that fits better than the slot's content does.
-    """
+    """The RAM cache is searched for a prompt that fits better than the slot's content does."""
 
     keep_ratio: float | None
     """Of the slot's content; None for an empty slot."""
@@ -142,9 +101,7 @@ class RamCacheSearched:
 
 @dataclass(frozen=True, slots=True)
 class RamCacheHit:
-    """
-    A better prompt was found in the RAM cache and goes into the slot that was selected last.
-    """
+    """A better prompt was found in the RAM cache and goes into the slot that was selected last."""
 
     keep_ratio: float | None
     similarity_ratio: float | None
@@ -152,18 +109,14 @@ class RamCacheHit:
 
 @dataclass(frozen=True, slots=True)
 class RamCacheEvicted:
-    """
-    The RAM cache dropped its oldest entry.
-    """
+    """The RAM cache dropped its oldest entry."""
 
     size_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RamCacheSkipped:
-    """
-    A prompt was not saved: it alone is larger than the RAM cache.
-    """
+    """A prompt was not saved: it alone is larger than the RAM cache."""
 
     size_bytes: int
     limit_bytes: int
@@ -171,9 +124,7 @@ class RamCacheSkipped:
 
 @dataclass(frozen=True, slots=True)
 class RamCacheState:
-    """
-    What the RAM cache holds.
-    """
+    """What the RAM cache holds."""
 
     prompts: int
     size_bytes: int
@@ -182,9 +133,7 @@ class RamCacheState:
 
 @dataclass(frozen=True, slots=True)
 class RamCacheEntry:
-    """
-    One prompt in the RAM cache.
-    """
+    """One prompt in the RAM cache."""
 
     tokens: int
     checkpoints: int
@@ -193,8 +142,6 @@ class RamCacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class CacheRamLimited:
-    """
-    How large the RAM cache may grow, in bytes; 0 is off, None is no limit.
-    """
+    """How large the RAM cache may grow, in bytes; 0 is off, None is no limit."""
 
     limit_bytes: int | None

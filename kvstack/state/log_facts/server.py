@@ -1,32 +1,14 @@
-"""
-What the log says of the server itself: its start, devices and memory, warnings, and records that are not known.
-"""
+"""What the log says of the server itself: its start, devices and memory, warnings, and records that are not known."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "BufferAllocated",
-    "DeviceUsed",
-    "LayersOffloaded",
-    "ModelLoaded",
-    "ServerFailed",
-    "ServerListening",
-    "ServerSlept",
-    "ServerWarned",
-    "SlotCreated",
-    "SlotsInitialised",
-    "UnknownRecord",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SlotsInitialised:
-    """
-    How the context is split.
-    """
+    """How the context is split."""
 
     slots: int
     ctx_per_slot: int | None = None
@@ -35,9 +17,7 @@ class SlotsInitialised:
 
 @dataclass(frozen=True, slots=True)
 class SlotCreated:
-    """
-    One slot and its context.
-    """
+    """One slot and its context."""
 
     slot: int
     ctx_per_slot: int
@@ -45,34 +25,26 @@ class SlotCreated:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoaded:
-    """
-    The model is in memory.
-    """
+    """The model is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerListening:
-    """
-    The server accepts connections.
-    """
+    """The server accepts connections."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSlept:
-    """
-    The server went to sleep, which loses the KV cache, or woke up.
-    """
+    """The server went to sleep, which loses the KV cache, or woke up."""
 
     asleep: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsed:
-    """
-    The model goes to this device.
-    """
+    """The model goes to this device."""
 
     device: str
     description: str
@@ -81,9 +53,7 @@ class DeviceUsed:
 
 @dataclass(frozen=True, slots=True)
 class LayersOffloaded:
-    """
-    Layers that were meant for a GPU; printed without any GPU too, so that it proves nothing alone.
-    """
+    """Layers that were meant for a GPU; printed without any GPU too, so that it proves nothing alone."""
 
     layers: int
     layers_total: int
@@ -91,9 +61,7 @@ class LayersOffloaded:
 
 @dataclass(frozen=True, slots=True)
 class BufferAllocated:
-    """
-    Memory that was allocated on a device.
-    """
+    """Memory that was allocated on a device."""
 
     device: str
     kind: Literal["model", "kv", "recurrent", "compute", "output"]
@@ -102,27 +70,21 @@ class BufferAllocated:
 
 @dataclass(frozen=True, slots=True)
 class ServerWarned:
-    """
-    A warning that explains what the cache cannot do.
-    """
+    """A warning that explains what the cache cannot do."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFailed:
-    """
-    A line that says why the server will not run.
-    """
+    """A line that says why the server will not run."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownRecord:
-    """
-    Drift: a record of a family that kvstack reads, in a form that it does not know.
-    """
+    """Drift: a record of a family that kvstack reads, in a form that it does not know."""
 
     family: str
     text: str

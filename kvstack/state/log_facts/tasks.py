@@ -1,35 +1,14 @@
-"""
-What the log says of slots and their tasks: chosen, launched, prefilled, decoded, released.
-"""
+"""What the log says of slots and their tasks: chosen, launched, prefilled, decoded, released."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "DecodeProgressed",
-    "DecodeTimed",
-    "DraftTimed",
-    "PrefillProgressed",
-    "PrefillTimed",
-    "PromptStarted",
-    "RequestRejected",
-    "ReusePoint",
-    "SlotCleared",
-    "SlotCompared",
-    "SlotReleased",
-    "SlotSelected",
-    "TaskCancelled",
-    "TaskLaunched",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SlotCompared:
-    """
-    How one slot's content compares with the next task's prompt; exact token counts (builds from July 2026 on).
-    """
+    """How one slot's content compares with the next task's prompt; exact token counts (builds from July 2026 on)."""
 
     slot: int
     similarity_ratio: float | None
@@ -56,9 +35,7 @@ class SlotSelected:
 
 @dataclass(frozen=True, slots=True)
 class TaskLaunched:
-    """
-    A task began on a slot.
-    """
+    """A task began on a slot."""
 
     slot: int
     task: int
@@ -68,9 +45,7 @@ class TaskLaunched:
 
 @dataclass(frozen=True, slots=True)
 class PromptStarted:
-    """
-    The prompt's length is known.
-    """
+    """The prompt's length is known."""
 
     slot: int
     task: int
@@ -93,9 +68,7 @@ class ReusePoint:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgressed:
-    """
-    A running prefill: tokens of the prompt that are in the slot by now, reused ones included.
-    """
+    """A running prefill: tokens of the prompt that are in the slot by now, reused ones included."""
 
     slot: int
     task: int
@@ -106,9 +79,7 @@ class PrefillProgressed:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimed:
-    """
-    A finished prefill: tokens that were computed, not the prompt's length.
-    """
+    """A finished prefill: tokens that were computed, not the prompt's length."""
 
     slot: int
     task: int
@@ -119,9 +90,7 @@ class PrefillTimed:
 
 @dataclass(frozen=True, slots=True)
 class DecodeProgressed:
-    """
-    A running decode.
-    """
+    """A running decode."""
 
     slot: int
     task: int
@@ -131,9 +100,7 @@ class DecodeProgressed:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTimed:
-    """
-    A finished decode.
-    """
+    """A finished decode."""
 
     slot: int
     task: int
@@ -145,9 +112,7 @@ class DecodeTimed:
 
 @dataclass(frozen=True, slots=True)
 class DraftTimed:
-    """
-    How speculative decoding did.
-    """
+    """How speculative decoding did."""
 
     slot: int
     task: int
@@ -157,9 +122,7 @@ class DraftTimed:
 
 @dataclass(frozen=True, slots=True)
 class SlotReleased:
-    """
-    The task is over; the slot holds this many tokens.
-    """
+    """The task is over; the slot holds this many tokens."""
 
     slot: int
     task: int
@@ -169,9 +132,7 @@ class SlotReleased:
 
 @dataclass(frozen=True, slots=True)
 class SlotCleared:
-    """
-    A slot's content was dropped.
-    """
+    """A slot's content was dropped."""
 
     slot: int
     tokens: int
@@ -179,18 +140,14 @@ class SlotCleared:
 
 @dataclass(frozen=True, slots=True)
 class TaskCancelled:
-    """
-    The client of a task left.
-    """
+    """The client of a task left."""
 
     task: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRejected:
-    """
-    The server refused a task, for example because its prompt is longer than the context.
-    """
+    """The server refused a task, for example because its prompt is longer than the context."""
 
     task: int
     text: str

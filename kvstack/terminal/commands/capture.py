@@ -1,6 +1,4 @@
-"""
-`kvstack capture`: record the model requests that come to a running stack.
-"""
+"""`kvstack capture`: record the model requests that come to a running stack."""
 
 from __future__ import annotations
 
@@ -22,9 +20,8 @@ from kvstack.terminal.format import memory, plural
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvstack.rundir import RunFile
+    from kvstack.runfiles import RunFile
 
-__all__ = ["capture"]
 
 STDOUT = "-"
 
@@ -85,31 +82,23 @@ def _told_apart(arguments: list[str]) -> tuple[str | None, str]:
 
 
 class _Sink(Protocol):
-    """
-    Where lines go.
-    """
+    """Where lines go."""
 
     name: str
 
     def write(self, line: bytes) -> None:
-        """
-        Take a line, whole or not at all.
-        """
+        """Take a line, whole or not at all."""
 
 
 class _Written:
-    """
-    Counts what a sink took.
-    """
+    """Counts what a sink took."""
 
     def __init__(self, sink: _Sink) -> None:
         self.count = 0
         self._sink = sink
 
     def add(self, line: bytes) -> None:
-        """
-        Write one request and say so.
-        """
+        """Write one request and say so."""
         self._sink.write(line)
         self.count += 1
         output.say(f"{self.count:>4}  {_told(line)}")
@@ -166,9 +155,7 @@ def _sink(file: str, append: bool) -> Iterator[_Sink]:
 
 
 class _Stdout:
-    """
-    Lines as data: not a byte of them is changed, but where a person looks at them.
-    """
+    """Lines as data: not a byte of them is changed, but where a person looks at them."""
 
     name = "stdout"
 
@@ -203,9 +190,7 @@ def _harmless(line: bytes) -> bytes:
 
 
 class _File:
-    """
-    A file for its owner alone, which holds whole lines at any time; gone again if nothing came.
-    """
+    """A file for its owner alone, which holds whole lines at any time; gone again if nothing came."""
 
     def __init__(self, path: Path, append: bool) -> None:
         self.name = str(path)
@@ -263,9 +248,7 @@ class _File:
             raise
 
     def close(self) -> None:
-        """
-        Close the file.
-        """
+        """Close the file."""
         self._file.close()
         if self._ours and self._is_regular and not self._size:
             with contextlib.suppress(OSError):

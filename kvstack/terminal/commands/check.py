@@ -1,6 +1,4 @@
-"""
-`kvstack check CONFIG`: is the file right?
-"""
+"""`kvstack check CONFIG`: is the file right?"""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ import os
 from kvstack.terminal import output
 from kvstack.terminal.app import ConfigArgument, JsonOption, OverridesOption, app
 from kvstack.terminal.config_file import load_checked
-
-__all__ = ["check"]
 
 
 @app.command()

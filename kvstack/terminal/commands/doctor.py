@@ -1,6 +1,4 @@
-"""
-`kvstack doctor CONFIG`: what is wrong, or will go wrong, and what to do.
-"""
+"""`kvstack doctor CONFIG`: what is wrong, or will go wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -20,14 +18,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from kvstack.config.parse import Config
+    from kvstack.config.model import Config
     from kvstack.doctor import Facts, Finding
     from kvstack.doctor.facts import ServerProps
     from kvstack.llama.command.capabilities import Capabilities
     from kvstack.process.machine import LastLog
-    from kvstack.rundir import RunFile
-
-__all__ = ["doctor"]
+    from kvstack.runfiles import RunFile
 
 
 @app.command()

@@ -1,6 +1,4 @@
-"""
-`kvstack down`: stop a running stack, and wait until nothing of it is left.
-"""
+"""`kvstack down`: stop a running stack, and wait until nothing of it is left."""
 
 from __future__ import annotations
 
@@ -16,9 +14,8 @@ from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, StackArgument, app
 
 if TYPE_CHECKING:
-    from kvstack.rundir import RunFile
+    from kvstack.runfiles import RunFile
 
-__all__ = ["down"]
 
 POLL_S = 0.05
 SECOND_SIGNAL_S = 0.5

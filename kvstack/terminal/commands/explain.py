@@ -1,6 +1,4 @@
-"""
-`kvstack explain [N|last]`: one request in plain words.
-"""
+"""`kvstack explain [N|last]`: one request in plain words."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ import typer
 from kvstack.errors import KvstackError
 from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, app
-
-__all__ = ["explain"]
 
 WIDTH = 100
 

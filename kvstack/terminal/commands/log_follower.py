@@ -11,8 +11,6 @@ from pathlib import Path
 
 from kvstack.terminal.format import one_line
 
-__all__ = ["Follower", "last_lines"]
-
 BLOCK_BYTES = 64 * 1024
 LINE_BYTES = 256 * 1024
 """A line that grows beyond it is given out in pieces."""
@@ -71,9 +69,7 @@ class Follower:
         self._half = b""
 
     def more(self) -> list[str]:
-        """
-        The whole lines that came since the last call.
-        """
+        """The whole lines that came since the last call."""
         identity, size = _look(self._path)
         data = b""
         if identity != self._identity:

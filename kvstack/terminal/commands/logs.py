@@ -1,6 +1,4 @@
-"""
-`kvstack logs`: the llama-server's log, its last lines or as it grows.
-"""
+"""`kvstack logs`: the llama-server's log, its last lines or as it grows."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, StackArgument, app
 
 if TYPE_CHECKING:
-    from kvstack.rundir import RunDir, RunFile
+    from kvstack.rundir import RunDir
+    from kvstack.runfiles import RunFile
 
-__all__ = ["logs"]
 
 POLL_S = 0.2
 

@@ -1,6 +1,4 @@
-"""
-`kvstack rules list|test`: what the rules are, and what they do to captured requests.
-"""
+"""`kvstack rules list|test`: what the rules are, and what they do to captured requests."""
 
 from __future__ import annotations
 
@@ -18,11 +16,10 @@ from kvstack.terminal.app import JsonOption, app
 from kvstack.terminal.format import one_line, plural
 
 if TYPE_CHECKING:
-    from kvstack.prompt._rules_api import RuleSet
     from kvstack.prompt.recording import Recorded
-    from kvstack.rundir import RunFile
+    from kvstack.prompt.rules.ruleset import RuleSet
+    from kvstack.runfiles import RunFile
 
-__all__ = ["list_rules", "try_rules"]
 
 rules_app = typer.Typer(help="Show the rules, and try them on captured requests.", no_args_is_help=True)
 app.add_typer(rules_app, name="rules")
@@ -190,7 +187,7 @@ def _rules(config: str | None) -> RuleSet:
         return load_rules(*load_config(config, None))
     from importlib import resources  # noqa: PLC0415
 
-    from kvstack.prompt._rules_api import compile_rules, parse_pack  # noqa: PLC0415
+    from kvstack.prompt.rules.compiler import compile_rules, parse_pack  # noqa: PLC0415
 
     packs = sorted(
         (item for item in resources.files("kvstack.packs").iterdir() if item.name.endswith(".toml")),

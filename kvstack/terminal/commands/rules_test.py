@@ -1,6 +1,4 @@
-"""
-How `kvstack rules test` shows what rules did to captured requests: for programs, and for a person.
-"""
+"""How `kvstack rules test` shows what rules did to captured requests: for programs, and for a person."""
 
 from __future__ import annotations
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-__all__ = ["data", "text"]
 
 WIDTH = 79
 
@@ -32,9 +29,7 @@ Piece = tuple[str, str]
 
 
 def data(tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> dict[str, Any]:
-    """
-    What the rules did, for the envelope.
-    """
+    """What the rules did, for the envelope."""
     return {
         "requests": [_request(one) for one in tried],
         "unmatched": [
@@ -99,9 +94,7 @@ def _prefix(prefix: Prefix) -> dict[str, Any]:
 
 
 def text(tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> Callable[[Console], RenderableType]:
-    """
-    What the rules did, for a person: it fits into 80 columns, and needs no colour.
-    """
+    """What the rules did, for a person: it fits into 80 columns, and needs no colour."""
 
     def draw(_: Console) -> RenderableType:
         from rich.text import Text  # noqa: PLC0415 - only when there is something to draw
@@ -151,9 +144,7 @@ def _draw_request(out: Text, one: Tried, *, first: bool) -> None:
 
 
 def _belongs(one: Tried, *, first: bool) -> str:
-    """
-    Say to which conversation a request belongs.
-    """
+    """Say to which conversation a request belongs."""
     name = one.stripped.conversation
     if one.stripped.side:
         return f"{one.stripped.side} request"
@@ -211,9 +202,7 @@ def _change(removed: str, inserted: str) -> Iterable[Piece]:
 
 
 def _idle(one: Tried) -> list[str]:
-    """
-    Say which rules matched and changed nothing, those of one kind together.
-    """
+    """Say which rules matched and changed nothing, those of one kind together."""
     places: dict[tuple[str, str, str], list[str]] = {}
     for idle in one.stripped.idle:
         places.setdefault((idle.rule, idle.action, idle.why), []).append(idle.path)
@@ -280,9 +269,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def _say(out: Text, line: str, style: str = "", *, indent: str = "   ", hang: str = _INDENT) -> None:
-    """
-    Add a line of words, folded between them.
-    """
+    """Add a line of words, folded between them."""
     for row in textwrap.wrap(
         one_line(line),
         WIDTH,
@@ -295,9 +282,7 @@ def _say(out: Text, line: str, style: str = "", *, indent: str = "   ", hang: st
 
 
 def _lay_out(out: Text, pieces: Iterable[Piece]) -> None:
-    """
-    Add pieces of a body, folded wherever the line ends.
-    """
+    """Add pieces of a body, folded wherever the line ends."""
     out.append(_INDENT)
     room = WIDTH - len(_INDENT)
     for piece, style in pieces:

@@ -1,6 +1,4 @@
-"""
-`kvstack status`: what a running stack does, once or as it goes on.
-"""
+"""`kvstack status`: what a running stack does, once or as it goes on."""
 
 from __future__ import annotations
 
@@ -19,9 +17,8 @@ from kvstack.terminal.app import JsonOption, StackArgument, app
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from kvstack.rundir import RunFile
+    from kvstack.runfiles import RunFile
 
-__all__ = ["status"]
 
 WATCH_S = 0.5
 PIPE_WIDTH = 140

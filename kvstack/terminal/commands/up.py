@@ -1,6 +1,4 @@
-"""
-`kvstack up CONFIG`: start a stack, in this terminal or in the background.
-"""
+"""`kvstack up CONFIG`: start a stack, in this terminal or in the background."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ import typer
 from kvstack.errors import KvstackError, UsageError
 from kvstack.terminal import output
 from kvstack.terminal.app import ConfigArgument, OverridesOption, app
-
-__all__ = ["up"]
 
 
 @app.command()

@@ -1,14 +1,10 @@
-"""
-`kvstack warmup`: make the known prefix warm again, now.
-"""
+"""`kvstack warmup`: make the known prefix warm again, now."""
 
 from __future__ import annotations
 
 from kvstack.errors import KvstackError, NotReady
 from kvstack.terminal import format, output
 from kvstack.terminal.app import JsonOption, StackArgument, app
-
-__all__ = ["warmup"]
 
 TIMEOUT_S = 3600.0
 """A cold prefix of 100,000 tokens takes a small machine many minutes."""

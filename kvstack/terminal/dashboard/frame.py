@@ -15,7 +15,8 @@ from rich.console import Group
 from rich.text import Text
 
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import RequestRow, ServerView, Snapshot
+from kvstack.state.records import RequestRow, ServerView
+from kvstack.state.stack_state import Snapshot
 from kvstack.terminal import format
 from kvstack.terminal.dashboard.getting_started import guidance
 from kvstack.terminal.dashboard.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, sparkline
@@ -30,8 +31,6 @@ from kvstack.terminal.dashboard.request_table import STYLES, RequestTable, verdi
 from kvstack.terminal.dashboard.slots import slot_lines
 from kvstack.terminal.format import one_line
 
-__all__ = ["frame", "head_lines", "render", "summary"]
-
 CHART_FROM_HEIGHT = 40
 CHART_ROWS = 6
 BOTH_FROM_WIDTH = 72
@@ -43,9 +42,7 @@ THRESHOLD_FROM_WIDTH = 90
 def render(
     snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE, *, watching: bool = False
 ) -> Group:
-    """
-    One frame as something that rich can print.
-    """
+    """One frame as something that rich can print."""
     return Group(*frame(snapshot, width, height, now_s, glyphs, watching=watching))
 
 
@@ -100,9 +97,7 @@ def summary(snapshot: Snapshot, width: int, now_s: float, rows: int, glyphs: Gly
 
 
 def head_lines(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> list[Text]:
-    """
-    The lines at the top: identity, facts, the reading, the history of sim_best.
-    """
+    """The lines at the top: identity, facts, the reading, the history of sim_best."""
     lines = [
         _title(snapshot, width, now_s, glyphs),
         *_facts(snapshot, width, glyphs),

@@ -1,19 +1,15 @@
-"""
-What to read on the dashboard before the first request.
-"""
+"""What to read on the dashboard before the first request."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from kvstack.terminal import format
 from kvstack.terminal.dashboard.glyphs import Glyphs, piece
 from kvstack.terminal.dashboard.headline import state_sentence
 from kvstack.terminal.format import one_line
-
-__all__ = ["guidance"]
 
 _STEPS = {
     State.STARTING: "start llama-server",

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-__all__ = ["ASCII", "UNICODE", "Glyphs", "chart", "cut", "piece", "progress_bar", "sparkline"]
-
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """
-    One set of shapes.
-    """
+    """One set of shapes."""
 
     good: str
     bad: str
@@ -45,16 +41,12 @@ Point = tuple[float | None, str]
 
 
 def piece(text: str, style: str = "") -> Text:
-    """
-    Text whose style ends with it: what is appended later does not inherit it.
-    """
+    """Text whose style ends with it: what is appended later does not inherit it."""
     return Text().append(text, style)
 
 
 def cut(text: Text, width: int, glyphs: Glyphs) -> Text:
-    """
-    *text* in exactly *width* cells: filled up with spaces, or cut with an ellipsis.
-    """
+    """*text* in exactly *width* cells: filled up with spaces, or cut with an ellipsis."""
     if text.cell_len > width:
         text.truncate(max(0, width - len(glyphs.ellipsis)))
         text.append(glyphs.ellipsis[:width])
@@ -63,17 +55,13 @@ def cut(text: Text, width: int, glyphs: Glyphs) -> Text:
 
 
 def progress_bar(ratio: float, width: int, glyphs: Glyphs, style: str) -> Text:
-    """
-    A bar of *width* cells, filled to *ratio*.
-    """
+    """A bar of *width* cells, filled to *ratio*."""
     filled = max(0, min(width, int(ratio * width)))
     return piece(glyphs.full * filled, style) + piece(glyphs.empty * (width - filled), "dim")
 
 
 def sparkline(points: Sequence[Point], width: int, glyphs: Glyphs) -> Text:
-    """
-    The newest *width* points as one row, the newest at the right.
-    """
+    """The newest *width* points as one row, the newest at the right."""
     text = Text()
     for value, style in points[-width:] if width > 0 else ():
         if value is None:
@@ -86,9 +74,7 @@ def sparkline(points: Sequence[Point], width: int, glyphs: Glyphs) -> Text:
 def chart(
     points: Sequence[Point], width: int, height: int, threshold_ratio: float | None, glyphs: Glyphs
 ) -> list[Text]:
-    """
-    The newest points as bars of *height* rows with a scale at the left and the threshold as a dotted line.
-    """
+    """The newest points as bars of *height* rows with a scale at the left and the threshold as a dotted line."""
     scale = 6
     room = max(1, (width - scale) // 2)  # a bar and a gap each
     shown = list(points[-room:])

@@ -1,6 +1,4 @@
-"""
-What a Snapshot means, in one sentence: is the cache working, and if not, why?  Pure.
-"""
+"""What a Snapshot means, in one sentence: is the cache working, and if not, why?  Pure."""
 
 from __future__ import annotations
 
@@ -9,22 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import RequestRow, Snapshot
+from kvstack.state.records import RequestRow
+from kvstack.state.stack_state import Snapshot
 from kvstack.state.stats import decode_by_context
 from kvstack.state.verdict import is_next_to_nothing
 from kvstack.terminal.format import duration, one_line, percent, plural, seconds, tokens
-
-__all__ = [
-    "Level",
-    "Reading",
-    "attached_words",
-    "decode_speed_by_context",
-    "level_of",
-    "model_requests",
-    "read",
-    "recent_reuse_ratio",
-    "state_sentence",
-]
 
 Level = Literal["good", "warn", "bad", "idle"]
 
@@ -70,9 +57,7 @@ class Reading:
 
 
 def level_of(verdict: str | None) -> Level:
-    """
-    How good a verdict is.
-    """
+    """How good a verdict is."""
     return _LEVELS.get(verdict or "", "idle")
 
 
@@ -83,9 +68,7 @@ def _judged(snapshot: Snapshot) -> list[RequestRow]:
 
 
 def recent_reuse_ratio(rows: Iterable[RequestRow]) -> float | None:
-    """
-    Cached / prompt tokens over the newest requests whose figures are known.
-    """
+    """Cached / prompt tokens over the newest requests whose figures are known."""
     known = _known(rows)
     prompt = sum(row.prompt_tokens or 0 for row in known)
     return sum(row.cached_tokens or 0 for row in known) / prompt if prompt else None
@@ -96,9 +79,7 @@ def _known(rows: Iterable[RequestRow]) -> list[RequestRow]:
 
 
 def model_requests(snapshot: Snapshot) -> list[RequestRow]:
-    """
-    Requests that may concern the cache: all but a client's looking around (its list of models, say).
-    """
+    """Requests that may concern the cache: all but a client's looking around (its list of models, say)."""
     return [row for row in snapshot.requests if row.api is not None or row.method == "POST"]
 
 
@@ -113,9 +94,7 @@ def decode_speed_by_context(rows: Iterable[RequestRow]) -> list[tuple[int, float
 
 
 def state_sentence(snapshot: Snapshot, now_s: float) -> str:
-    """
-    What a stack that is not ready does, and for how long.
-    """
+    """What a stack that is not ready does, and for how long."""
     since = "" if snapshot.state_since_s is None else f" for {duration(now_s - snapshot.state_since_s)}"
     so_far = f" ({since.removeprefix(' for ')} so far)" if since else ""
     reason = one_line(snapshot.reason)
@@ -145,17 +124,13 @@ def state_sentence(snapshot: Snapshot, now_s: float) -> str:
 
 
 def attached_words(snapshot: Snapshot) -> str:
-    """
-    What is known of a server that is attached to and does not serve yet: its address first.
-    """
+    """What is known of a server that is attached to and does not serve yet: its address first."""
     reason = "" if snapshot.state is State.STARTING else one_line(snapshot.reason)
     return f"{one_line(snapshot.server.url or 'the server')}: {reason or 'looking for the server'}"
 
 
 def read(snapshot: Snapshot, now_s: float) -> Reading:
-    """
-    The sentence for *snapshot*.
-    """
+    """The sentence for *snapshot*."""
     if snapshot.state is not State.READY:
         level: Level = "bad" if snapshot.state in {State.FAILED, State.BACKOFF} else "idle"
         return Reading(level, snapshot.state.upper(), state_sentence(snapshot, now_s))

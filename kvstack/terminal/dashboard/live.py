@@ -18,21 +18,17 @@ from typing import TextIO
 
 from rich.live import Live
 
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from kvstack.terminal.dashboard.frame import render
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE, Glyphs
 from kvstack.terminal.output import console
-
-__all__ = ["Dashboard", "glyphs_for", "in_foreground"]
 
 INTERVAL_S = 0.25
 LEAVE_TIMEOUT_S = 2.0
 
 
 def glyphs_for(stream: TextIO) -> Glyphs:
-    """
-    The shapes that *stream*'s encoding can carry.
-    """
+    """The shapes that *stream*'s encoding can carry."""
     try:
         (UNICODE.levels + UNICODE.good + UNICODE.ellipsis).encode(stream.encoding or "ascii")
     except (UnicodeError, LookupError):
@@ -41,9 +37,7 @@ def glyphs_for(stream: TextIO) -> Glyphs:
 
 
 def in_foreground(stream: TextIO) -> bool:
-    """
-    Whether this process may draw on its terminal: a job started with `&` shares it with a shell.
-    """
+    """Whether this process may draw on its terminal: a job started with `&` shares it with a shell."""
     if sys.platform == "win32":
         return True
     else:  # noqa: RET505 - so that a check for Windows knows that this is not for it

@@ -1,6 +1,4 @@
-"""
-The table of requests: which columns fit a width, and what stands in them.  Pure.
-"""
+"""The table of requests: which columns fit a width, and what stands in them.  Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +9,10 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.text import Text
 
-from kvstack.state.reducer import RequestRow
+from kvstack.state.records import RequestRow
 from kvstack.terminal import format
 from kvstack.terminal.dashboard.glyphs import Glyphs, cut, piece
 from kvstack.terminal.dashboard.headline import Level, level_of
-
-__all__ = ["STYLES", "RequestTable", "api_word", "verdict_style", "why_words"]
 
 STYLES: dict[Level, str] = {"good": "bold green", "warn": "bold yellow", "bad": "bold red", "idle": "dim"}
 
@@ -46,18 +42,14 @@ class Column:
 
 
 def api_word(row: RequestRow) -> str:
-    """
-    The API of a request in at most four letters.
-    """
+    """The API of a request in at most four letters."""
     if row.api is None:
         return format.UNKNOWN
     return _API_WORDS.get(row.api, format.one_line(row.api)[:4])
 
 
 def why_words(row: RequestRow) -> str:
-    """
-    The reason of a verdict and what it cost, or nothing.
-    """
+    """The reason of a verdict and what it cost, or nothing."""
     why = format.one_line(row.cause or row.error or "")
     if why and row.cost_s is not None and row.cost_s >= 0.1:
         why = f"cost {format.seconds(row.cost_s * 1000)}: {why}"
@@ -65,9 +57,7 @@ def why_words(row: RequestRow) -> str:
 
 
 def verdict_style(row: RequestRow) -> str:
-    """
-    The style that carries a row's verdict.
-    """
+    """The style that carries a row's verdict."""
     return "cyan" if row.verdict is None else STYLES[level_of(row.verdict)]
 
 
@@ -136,18 +126,14 @@ class RequestTable:
         self.why_inline = self._why_width >= WHY_WIDTH
 
     def heading(self) -> Text:
-        """
-        The line of titles.
-        """
+        """The line of titles."""
         cells = [_justified(column.title, column) for column in self._columns]
         if self.why_inline:
             cells.append("why")
         return self._fitted(piece(" ".join(cells), "bold"))
 
     def lines(self, row: RequestRow) -> list[Text]:
-        """
-        One request: its row and, where it does not fit in, the reason below.
-        """
+        """One request: its row and, where it does not fit in, the reason below."""
         text = Text()
         for column in self._columns:
             if text:
@@ -169,9 +155,7 @@ class RequestTable:
         return piece(self._lead) + cut(line, self._width, self._glyphs)
 
     def block(self, rows: Sequence[RequestRow], height: int) -> list[Text]:
-        """
-        The newest requests that fit into *height* lines, the newest first.
-        """
+        """The newest requests that fit into *height* lines, the newest first."""
         lines: list[Text] = []
         for row in reversed(rows):
             more = self.lines(row)

@@ -1,17 +1,14 @@
-"""
-The slots panel: what each slot holds, for whom, and how far a running prefill is.  Pure.
-"""
+"""The slots panel: what each slot holds, for whom, and how far a running prefill is.  Pure."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
-from kvstack.state.reducer import RequestRow, SlotView, Snapshot
+from kvstack.state.records import RequestRow, SlotView
+from kvstack.state.stack_state import Snapshot
 from kvstack.terminal import format
 from kvstack.terminal.dashboard.glyphs import Glyphs, piece, progress_bar
 from kvstack.terminal.format import one_line
-
-__all__ = ["eta_s", "slot_lines"]
 
 
 def slot_lines(snapshot: Snapshot, width: int, most: int, glyphs: Glyphs, *, idle: bool) -> list[Text]:
@@ -31,9 +28,7 @@ def slot_lines(snapshot: Snapshot, width: int, most: int, glyphs: Glyphs, *, idl
 
 
 def eta_s(snapshot: Snapshot, slot: SlotView) -> float | None:
-    """
-    Seconds until the slot's prefill ends, by its own speed or by the rate that this run measured.
-    """
+    """Seconds until the slot's prefill ends, by its own speed or by the rate that this run measured."""
     prompt_tokens = _prompt_tokens(snapshot, slot)
     rate = slot.tokens_per_s or snapshot.prefill_tokens_per_s
     if prompt_tokens is None or slot.processed_tokens is None or not rate:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt._rules_api import RuleSet, Stripped, apply_rules, compile_rules, parse_pack
 from kvstack.prompt.diff.difference import Cause, diverge
 from kvstack.prompt.diff.segments import CommonPrefix, common_prefix, render
+from kvstack.prompt.engine import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.request.document import Api, api_of, read_document
 from kvstack.prompt.request.message import Item
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.prompt.saying import Said, said_after, say
 from tests.golden.rules.corpus import FOLDER, Request, load, names
 

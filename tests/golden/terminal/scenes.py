@@ -1,6 +1,4 @@
-"""
-Synthetic Snapshots for the dashboard, one per situation that a person meets.
-"""
+"""Synthetic Snapshots for the dashboard, one per situation that a person meets."""
 
 from __future__ import annotations
 
@@ -8,8 +6,8 @@ from dataclasses import replace
 
 from kvstack.state.attribution import Join
 from kvstack.state.lifecycle import State
-from kvstack.state.records import TaskView
-from kvstack.state.reducer import LogView, RamCacheView, RequestRow, ServerView, SlotView, Snapshot, Totals, WarmupView
+from kvstack.state.records import LogView, RamCacheView, RequestRow, ServerView, SlotView, TaskView, Totals, WarmupView
+from kvstack.state.stack_state import Snapshot
 
 NOW_S = 1_771_447_691.0
 """2026-02-18 20:48:11 UTC."""
@@ -36,9 +34,7 @@ LOG_LINES = tuple(
 
 
 def row(number: int, verdict: str | None = "HIT", **changes: object) -> RequestRow:
-    """
-    Request *number* of an agent's conversation that grows by 60 tokens a turn.
-    """
+    """Request *number* of an agent's conversation that grows by 60 tokens a turn."""
     prompt = 16_500 + 60 * number
     cached = {"HIT": prompt - 25, "COLD": 0, "REPROCESS": 0, "PARTIAL": 2_480}.get(verdict or "", 0)
     base = RequestRow(
@@ -76,9 +72,7 @@ def row(number: int, verdict: str | None = "HIT", **changes: object) -> RequestR
 
 
 def snapshot(*rows: RequestRow, **changes: object) -> Snapshot:
-    """
-    A stack that is ready and has seen *rows*.
-    """
+    """A stack that is ready and has seen *rows*."""
     known = [one for one in rows if one.verdict is not None]
     base = Snapshot(
         name="qwen3-coder-next-80b",
@@ -107,9 +101,7 @@ def snapshot(*rows: RequestRow, **changes: object) -> Snapshot:
 
 
 def scenes() -> dict[str, Snapshot]:
-    """
-    All situations, by name.
-    """
+    """All situations, by name."""
     hits = [row(number) for number in range(2, 38)]
     running = row(38, None, phase="forwarded", processed_tokens=11_230, cached_tokens=None, evaluated_tokens=None)
     unknown = ("prefill_ms", "ttft_ms", "decode_ms", "decode_tokens_per_s", "saved_s", "cost_s", "generated_tokens")

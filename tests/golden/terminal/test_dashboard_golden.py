@@ -21,7 +21,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from kvstack.terminal.dashboard.frame import frame, render, summary
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE
 from tests.golden.terminal.scenes import NOW_S, row, scenes, snapshot

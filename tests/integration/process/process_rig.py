@@ -1,6 +1,4 @@
-"""
-A supervisor over a real child, with everything that it said and did recorded.
-"""
+"""A supervisor over a real child, with everything that it said and did recorded."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ from pathlib import Path
 import psutil
 
 from kvstack.errors import StartFailed
+from kvstack.process.contract import Hooks, Launch
 from kvstack.process.identity import ProcessIdentity, holds_port, port_owners
-from kvstack.process.supervisor import Hooks, Launch, Supervisor
+from kvstack.process.supervisor import Supervisor
 from kvstack.process.watchdog import slots_mark
 from kvstack.rundir import RawLog
 from kvstack.state.events import Event, Notice, ServerSpawned, StateChanged

@@ -1,6 +1,4 @@
-"""
-The proxy's real application on a real socket, with a stack that a test controls.
-"""
+"""The proxy's real application on a real socket, with a stack that a test controls."""
 
 from __future__ import annotations
 
@@ -14,16 +12,18 @@ from typing import Literal
 
 from kvstack.bus import Bus, Subscription
 from kvstack.errors import NotReady
-from kvstack.prompt._rules_api import RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.engine import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import RuleLine, list_rules
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSettings
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward, Strip
 from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer, bind
 from kvstack.state.events import Event, WarmupEnded
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from kvstack.upstream import Upstream
 from tests.integration.stub_upstream import Handler, Received, StubUpstream
 

@@ -1,6 +1,4 @@
-"""
-Capturing over real sockets: the route, and the verb in a process of its own.
-"""
+"""Capturing over real sockets: the route, and the verb in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from typing import Any
 import pytest
 
 from benchmarks.replay import captured
-from kvstack.prompt._rules_api import Stripped
+from kvstack.prompt.engine import Stripped
 from kvstack.prompt.warmup_request import WarmupRequest, from_recording
 from kvstack.state.events import RequestReceived
 from tests.golden.rules.corpus import load

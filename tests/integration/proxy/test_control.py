@@ -1,6 +1,4 @@
-"""
-The control routes over real sockets.
-"""
+"""The control routes over real sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstack.prompt._rules_api import Stripped
+from kvstack.prompt.engine import Stripped
 from kvstack.state.events import (
     AnswerSeen,
     LogFactSeen,

@@ -1,6 +1,4 @@
-"""
-The proxy's key over real sockets: who is let in, and with which key a request goes on.
-"""
+"""The proxy's key over real sockets: who is let in, and with which key a request goes on."""
 
 from __future__ import annotations
 

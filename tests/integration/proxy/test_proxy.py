@@ -1,6 +1,4 @@
-"""
-The proxy over real sockets: what reaches the upstream and the client, and who notices when one of them leaves.
-"""
+"""The proxy over real sockets: what reaches the upstream and the client, and who notices when one of them leaves."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import threading
 
 import pytest
 
-from kvstack.prompt._rules_api import Stripped
+from kvstack.prompt.engine import Stripped
 from kvstack.state.events import AnswerSeen, FirstByteSent, Notice, RequestEnded, RequestReceived
 from tests.integration.proxy.proxy_rig import (
     BODY,

@@ -11,8 +11,10 @@ from importlib import resources
 
 import pytest
 
-from kvstack.prompt._rules_api import RuleSettings, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSettings
 from kvstack.proxy.forward import Strip
 from tests.integration.proxy.proxy_rig import CHAT, Running, answer, exchange, http, proxy
 from tests.integration.stub_upstream import Handler, Received, StubUpstream, run_stub

@@ -1,6 +1,4 @@
-"""
-Out of file descriptors: the stack lives on, and serves again when there are some.
-"""
+"""Out of file descriptors: the stack lives on, and serves again when there are some."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The composition root, on a stub upstream that is attached to.
-"""
+"""The composition root, on a stub upstream that is attached to."""
 
 from __future__ import annotations
 

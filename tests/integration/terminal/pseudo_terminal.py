@@ -1,6 +1,4 @@
-"""
-A program in a pseudo-terminal, and the screen that a person would see.
-"""
+"""A program in a pseudo-terminal, and the screen that a person would see."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-`up -d` where it goes wrong: two at once, a disk that is full, a process that cannot say why it ended.
-"""
+"""`up -d` where it goes wrong: two at once, a disk that is full, a process that cannot say why it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ import psutil
 import pytest
 
 from kvstack.process.identity import identify
-from kvstack.rundir import RunDir, RunFile
+from kvstack.rundir import RunDir
+from kvstack.runfiles import RunFile
 from kvstack.terminal import background, control_client
 from tests.real.stacks import free_ports, write_config
 

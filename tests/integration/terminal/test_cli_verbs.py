@@ -1,6 +1,4 @@
-"""
-The verbs against running stacks, each verb in a process of its own, as a person runs it.
-"""
+"""The verbs against running stacks, each verb in a process of its own, as a person runs it."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ import psutil
 import pytest
 
 from kvstack.rundir import RunDir
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from tests.real.stacks import free_ports, get, post, run_stack, write_config
 
 pytestmark = pytest.mark.timeout(120)

@@ -1,6 +1,4 @@
-"""
-The dashboard in a pseudo-terminal over a real stack: what a person sees, and what Ctrl-C leaves behind.
-"""
+"""The dashboard in a pseudo-terminal over a real stack: what a person sees, and what Ctrl-C leaves behind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Clients' requests wait while a warm-up fills the slot.
-"""
+"""Clients' requests wait while a warm-up fills the slot."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from kvstack.bus import Bus
 from kvstack.prompt.warmup_request import head_digest
 from kvstack.state.events import RequestEnded, RequestForwarded, RequestReceived, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from kvstack.warmup import pause as gate_module
 from kvstack.warmup.pause import Gate
 from tests.unit.state.story import Story

@@ -1,6 +1,4 @@
-"""
-A restore that is broken off, refused or lied about, on a server that does as a test says.
-"""
+"""A restore that is broken off, refused or lied about, on a server that does as a test says."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ import pytest
 from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
 from kvstack.stack.plan import make_plan
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from kvstack.upstream import Props, Upstream, UpstreamError
 from kvstack.warmup.pause import Gate
 from kvstack.warmup.prefix import NoSnapshot, Prefix

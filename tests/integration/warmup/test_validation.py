@@ -1,6 +1,4 @@
-"""
-Only an answer tells whether a restored prefix holds, and only the right one.
-"""
+"""Only an answer tells whether a restored prefix holds, and only the right one."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from kvstack.prompt.warmup_request import WarmupRequest
 from kvstack.stack.plan import make_plan
 from kvstack.state.events import AnswerSeen, Event, RequestEnded, StateChanged, WarmupEnded, WarmupStarted
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from kvstack.upstream import Props, Upstream
 from kvstack.warmup import validation as proving_module
 from kvstack.warmup.pause import Gate

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvstack.llama.log.lines import LineSplitter
 from kvstack.llama.log.reader import LogReader
-from kvstack.llama.log.table import BARE, LOADING, SERVER, SLOT
+from kvstack.llama.log.server import BARE, LOADING
+from kvstack.llama.log.table import SERVER, SLOT
 
 NUMBERS = st.sampled_from(["0", "-1", "2404", "0.915", "1.0", "-nan", "nan", "inf", "1e400", "9" * 30, "-nan(ind)"])
 

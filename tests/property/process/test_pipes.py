@@ -1,6 +1,4 @@
-"""
-The pump under arbitrary bytes in arbitrary pieces.
-"""
+"""The pump under arbitrary bytes in arbitrary pieces."""
 
 from __future__ import annotations
 

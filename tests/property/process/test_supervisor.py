@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 )
 
 from kvstack.errors import ChildLost, KvstackError, StartFailed
-from kvstack.process.supervisor import HEALTHY_RUN_S, Hooks, Launch, Supervisor
+from kvstack.process.contract import Hooks, Launch
+from kvstack.process.supervisor import HEALTHY_RUN_S, Supervisor
 from kvstack.state.events import Event, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State, may_go
 from kvstack.upstream import Health

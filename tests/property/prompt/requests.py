@@ -8,8 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvstack.prompt._rules_api import RuleSet, Stripped, apply_rules
+from kvstack.prompt.engine import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.ruleset import RuleSet
 
 Body = dict[str, Any]
 

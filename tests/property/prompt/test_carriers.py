@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstack.prompt._rules_api import apply_rules
 from kvstack.prompt.diff.segments import common_prefix, render
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from tests.property.prompt.packed import RULES
 

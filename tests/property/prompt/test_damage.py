@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt._rules_api import apply_rules
 from kvstack.prompt.diff.difference import diverge
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import show_edits
 from tests.golden.rules.corpus import load, names

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstack.prompt._rules_api import apply_rules
 from kvstack.prompt.diff.segments import common_prefix, render
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.request.document import Api, read_document
 from tests.property.prompt.packed import RULES, compiled

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstack.prompt._rules_api import apply_rules
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rawjson.scan import read_value
 from kvstack.prompt.recurring import RecentRequests

@@ -28,7 +28,8 @@ from kvstack.state.events import (
 )
 from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import LogFact
-from kvstack.state.reducer import Snapshot, reduce
+from kvstack.state.reducer import reduce
+from kvstack.state.stack_state import Snapshot
 
 NUMBERS = st.integers(1, 6)
 TOKENS = st.sampled_from([0, 1, 4, 70, 500, 3000])

@@ -1,6 +1,4 @@
-"""
-The config parser: what it reads, and that it reports all problems at once with key path and line.
-"""
+"""The config parser: what it reads, and that it reports all problems at once with key path and line."""
 
 from __future__ import annotations
 
@@ -8,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.config.parse import Config, parse_config
+from kvstack.config.model import Config
+from kvstack.config.parse import parse_config
 from kvstack.errors import ConfigError, ExitCode, Problem
 
 SOURCE = Path("/etc/kvstack/box.toml")

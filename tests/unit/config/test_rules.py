@@ -1,6 +1,4 @@
-"""
-The user's own rules in a config file: laid over the packs, and refused with key path and line.
-"""
+"""The user's own rules in a config file: laid over the packs, and refused with key path and line."""
 
 from __future__ import annotations
 
@@ -11,7 +9,8 @@ import pytest
 
 from kvstack.config.parse import parse_config
 from kvstack.errors import ConfigError, Problem
-from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.engine import apply_rules
+from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.stack.plan import load_rules
 
 START = '[server]\nmodel = "x"\n'

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstack.config.parse import Config, parse_config
+from kvstack.config.model import Config
+from kvstack.config.parse import parse_config
 from kvstack.doctor import Facts, Finding, Severity, diagnose
 from kvstack.doctor.facts import Machine, ModelFile, props_of
 from kvstack.llama.command.argv import server_argv

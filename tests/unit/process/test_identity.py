@@ -1,6 +1,4 @@
-"""
-Which process is which, and the kernel's evidence.
-"""
+"""Which process is which, and the kernel's evidence."""
 
 from __future__ import annotations
 

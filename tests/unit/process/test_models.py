@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.config.parse import PACKAGED_MODELS, Config, parse_config
+from kvstack.config.model import PACKAGED_MODELS, Config
+from kvstack.config.parse import parse_config
 from kvstack.errors import ExitCode, ModelNotFound, StartFailed
 from kvstack.process import models
 from kvstack.process.models import make_slot_directory, model_parts, resolve_model

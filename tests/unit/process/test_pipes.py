@@ -1,6 +1,4 @@
-"""
-From a pipe to the raw log, to the event loop and to the memory of the last lines.
-"""
+"""From a pipe to the raw log, to the event loop and to the memory of the last lines."""
 
 from __future__ import annotations
 

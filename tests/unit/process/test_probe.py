@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.config.parse import Config, parse_config
+from kvstack.config.model import Config
+from kvstack.config.parse import parse_config
 from kvstack.errors import BinaryNotFound, ExitCode, StartFailed
 from kvstack.process import probe as probe_module
 from kvstack.process.probe import find_binary, probe

@@ -1,6 +1,4 @@
-"""
-The supervisor alone, with time and children that do as they are told: one life per test.
-"""
+"""The supervisor alone, with time and children that do as they are told: one life per test."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from kvstack.errors import ChildLost, KvstackError, StartFailed
+from kvstack.process.contract import Hooks, Launch
 from kvstack.process.identity import ProcessIdentity
-from kvstack.process.supervisor import HEALTHY_RUN_S, Hooks, Launch, Supervisor
+from kvstack.process.supervisor import HEALTHY_RUN_S, Supervisor
 from kvstack.process.watchdog import IDLE, Sample
 from kvstack.state.events import Event, MemorySampled, Notice, StateChanged
 from kvstack.state.lifecycle import State

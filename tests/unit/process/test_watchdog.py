@@ -1,6 +1,4 @@
-"""
-Stalled or not, hung or not: judgements over samples.
-"""
+"""Stalled or not, hung or not: judgements over samples."""
 
 from __future__ import annotations
 

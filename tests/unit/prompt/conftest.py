@@ -7,7 +7,8 @@ from importlib.resources import files
 
 import pytest
 
-from kvstack.prompt._rules_api import Pack, RuleSet, RuleSettings, compile_rules, parse_pack
+from kvstack.prompt.rules.compiler import Pack, compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt._rules_api import RuleSet, Stripped, apply_rules
 from kvstack.prompt.alternating import habits
 from kvstack.prompt.diff.difference import Cause, diverge
 from kvstack.prompt.diff.segments import common_prefix, render
+from kvstack.prompt.engine import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.ruleset import RuleSet
 
 CHAT = "/v1/chat/completions"
 Body = dict[str, Any]

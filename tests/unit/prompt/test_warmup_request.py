@@ -1,6 +1,4 @@
-"""
-The warm-up request: a client's request cut down to what all its conversations share.
-"""
+"""The warm-up request: a client's request cut down to what all its conversations share."""
 
 from __future__ import annotations
 

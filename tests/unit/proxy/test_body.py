@@ -1,6 +1,4 @@
-"""
-Reading and decoding request bodies.
-"""
+"""Reading and decoding request bodies."""
 
 from __future__ import annotations
 

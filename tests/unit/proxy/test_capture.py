@@ -1,6 +1,4 @@
-"""
-What is held for a listener: nothing without one, and never more than its bounds.
-"""
+"""What is held for a listener: nothing without one, and never more than its bounds."""
 
 from __future__ import annotations
 

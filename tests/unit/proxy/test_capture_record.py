@@ -1,6 +1,4 @@
-"""
-A model request as a line: the body untouched, credentials left out, nothing that could forge a line.
-"""
+"""A model request as a line: the body untouched, credentials left out, nothing that could forge a line."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstack.prompt._rules_api import parse_pack
+from kvstack.prompt.rules.compiler import parse_pack
 from kvstack.proxy.capture_record import describing_headers, describing_query, record, to_line
 from kvstack.state.events import RequestReceived
 

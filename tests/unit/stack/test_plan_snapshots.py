@@ -1,6 +1,4 @@
-"""
-Where prefix snapshots go, and why there are none: a reason, never a failure.
-"""
+"""Where prefix snapshots go, and why there are none: a reason, never a failure."""
 
 from __future__ import annotations
 

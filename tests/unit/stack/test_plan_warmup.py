@@ -1,6 +1,4 @@
-"""
-What `up` says of the warm-up's prompt before anything is started.
-"""
+"""What `up` says of the warm-up's prompt before anything is started."""
 
 from __future__ import annotations
 

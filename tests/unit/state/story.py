@@ -1,6 +1,4 @@
-"""
-A stack's life as tests tell it: requests of the proxy, records of the log in the server's own words, answers.
-"""
+"""A stack's life as tests tell it: requests of the proxy, records of the log in the server's own words, answers."""
 
 from __future__ import annotations
 
@@ -20,7 +18,9 @@ from kvstack.state.events import (
     WarmupEnded,
 )
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import RequestRow, Snapshot, reduce
+from kvstack.state.records import RequestRow
+from kvstack.state.reducer import reduce
+from kvstack.state.stack_state import Snapshot
 
 RATE_TOKENS_PER_MS = 1.0
 

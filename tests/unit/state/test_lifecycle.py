@@ -1,6 +1,4 @@
-"""
-The states and the back-off.
-"""
+"""The states and the back-off."""
 
 from __future__ import annotations
 

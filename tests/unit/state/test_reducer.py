@@ -25,7 +25,8 @@ from kvstack.state.events import (
 )
 from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import UnknownRecord
-from kvstack.state.reducer import Snapshot, reduce
+from kvstack.state.reducer import reduce
+from kvstack.state.stack_state import Snapshot
 from tests.unit.state.story import Story
 
 EMPTY = Snapshot("demo", "http://127.0.0.1:1234")

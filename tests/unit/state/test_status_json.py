@@ -1,13 +1,11 @@
-"""
-Tests of reading a Snapshot back from its JSON.
-"""
+"""Tests of reading a Snapshot back from its JSON."""
 
 from __future__ import annotations
 
 import json
 
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import Snapshot
+from kvstack.state.stack_state import Snapshot
 from kvstack.state.status_json import snapshot_from_dict
 from kvstack.terminal.dashboard.frame import frame
 from tests.golden.terminal.scenes import NOW_S, scenes

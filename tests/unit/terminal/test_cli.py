@@ -1,6 +1,4 @@
-"""
-Tests of the command line without a running stack: usage, exit codes, envelopes, what is imported.
-"""
+"""Tests of the command line without a running stack: usage, exit codes, envelopes, what is imported."""
 
 from __future__ import annotations
 
@@ -15,9 +13,11 @@ import pytest
 
 from kvstack import __version__
 from kvstack.process.identity import identify
-from kvstack.rundir import EndFile, RunDir, RunFile
+from kvstack.rundir import RunDir
+from kvstack.runfiles import EndFile, RunFile
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import ServerView, Snapshot
+from kvstack.state.records import ServerView
+from kvstack.state.stack_state import Snapshot
 from kvstack.terminal import control_client
 from kvstack.terminal.cli import main
 

@@ -1,6 +1,4 @@
-"""
-Tests of how figures are written.
-"""
+"""Tests of how figures are written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What the verbs tell of a stack that an error has ended, and of one that was stopped or killed.
-"""
+"""What the verbs tell of a stack that an error has ended, and of one that was stopped or killed."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ import pytest
 
 from kvstack.errors import NotRunning
 from kvstack.process.identity import identify
-from kvstack.rundir import EndFile, RunDir, RunFile
+from kvstack.rundir import RunDir
+from kvstack.runfiles import EndFile, RunFile
 from kvstack.terminal import control_client
 from tests.unit.terminal.test_cli import run, write_run_file
 

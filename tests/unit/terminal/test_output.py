@@ -1,6 +1,4 @@
-"""
-Tests of where output goes and in which form.
-"""
+"""Tests of where output goes and in which form."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Tests of plain lines.
-"""
+"""Tests of plain lines."""
 
 from __future__ import annotations
 
@@ -8,7 +6,8 @@ from dataclasses import replace
 
 from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.state.lifecycle import State
-from kvstack.state.reducer import RequestRow, ServerView, Snapshot
+from kvstack.state.records import RequestRow, ServerView
+from kvstack.state.stack_state import Snapshot
 from kvstack.terminal.plain_lines import SETTLE_S, Announcer, Line, how_to_use, request_line
 
 ROW = RequestRow(

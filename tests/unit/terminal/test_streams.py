@@ -1,6 +1,4 @@
-"""
-Tests of standard streams that are closed, full, or a terminal that must not get what comes from outside.
-"""
+"""Tests of standard streams that are closed, full, or a terminal that must not get what comes from outside."""
 
 from __future__ import annotations
 

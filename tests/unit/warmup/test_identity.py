@@ -1,6 +1,4 @@
-"""
-Prefix snapshots, the pure part: where the prefix ends, what its identity is, and what it takes.
-"""
+"""Prefix snapshots, the pure part: where the prefix ends, what its identity is, and what it takes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The files of prefix snapshots: noted, bounded, never trusted.
-"""
+"""The files of prefix snapshots: noted, bounded, never trusted."""
 
 from __future__ import annotations
 

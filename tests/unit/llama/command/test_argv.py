@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstack.config.parse import Config, parse_config
+from kvstack.config.model import Config
+from kvstack.config.parse import parse_config
 from kvstack.errors import ConfigError, ExitCode, StartFailed
 from kvstack.llama.command import reserved_flags
 from kvstack.llama.command.argv import Command, child_environment, display_environment, server_argv

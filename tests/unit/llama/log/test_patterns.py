@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvstack.llama.log.pattern import Pattern
 from kvstack.llama.log.reader import LogReader
-from kvstack.llama.log.table import BARE, LOADING, SERVER, SLOT, TIMING, Pattern
+from kvstack.llama.log.server import BARE, LOADING
+from kvstack.llama.log.table import SERVER, SLOT
+from kvstack.llama.log.tasks import TIMING
 from kvstack.state import log_facts as facts
 
 MIB = 1048576

@@ -1,6 +1,4 @@
-"""
-Which request a request continues, also where the client rewrites what stands in front of the conversation.
-"""
+"""Which request a request continues, also where the client rewrites what stands in front of the conversation."""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt._rules_api import RuleSet, Stripped, apply_rules
 from kvstack.prompt.answering import Answer
+from kvstack.prompt.engine import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.prompt.saying import Call, say
 
 Message = dict[str, Any]

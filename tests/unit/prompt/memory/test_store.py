@@ -7,9 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt._rules_api import RuleSet, RuleSettings, Stripped, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.engine import Stripped, apply_rules
 from kvstack.prompt.memory.state import Chain, Remembered
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
 
 CHAT = "/v1/chat/completions"
 Body = dict[str, Any]

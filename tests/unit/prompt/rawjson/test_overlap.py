@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.overlap import Overlap
 from kvstack.prompt.request.document import Api, read_document
+from kvstack.prompt.rules.ruleset import RuleSet
 
 CHAT = "/v1/chat/completions"
 

@@ -7,11 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from kvstack.prompt._rules_api import RuleSet, RuleSettings, apply_rules, compile_rules
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rawjson.offsets import raw_offsets
 from kvstack.prompt.rawjson.scan import MAX_ELEMENTS, Edit, NotJson, apply_edits, removal, walk_object
 from kvstack.prompt.request.document import Api, read_document
+from kvstack.prompt.rules.compiler import compile_rules
+from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
 
 
 def test_raw_offsets_walk_escapes() -> None:

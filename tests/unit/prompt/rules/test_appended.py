@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.ruleset import RuleSet
 
 Message = dict[str, Any]
 STRICT = "{{ raise_exception('Conversation roles must alternate') }}"

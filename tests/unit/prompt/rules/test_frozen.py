@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.ruleset import RuleSet
 
 Message = dict[str, Any]
 ONE: list[Message] = [{"role": "user", "content": "one"}]

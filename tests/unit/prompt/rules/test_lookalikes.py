@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from kvstack.errors import ConfigError
-from kvstack.prompt._rules_api import RuleSet, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSet
 
 CHAT = "/v1/chat/completions"
 STAMP = "[Wed 2026-02-18 20:48 UTC] "

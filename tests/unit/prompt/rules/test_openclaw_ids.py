@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstack.prompt._rules_api import RuleSet, Stripped, apply_rules
+from kvstack.prompt.engine import Stripped, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.request.document import Api
+from kvstack.prompt.rules.ruleset import RuleSet
 
 SYSTEM = (
     'You help.\n\n```json\n{{\n  "schema": "openclaw.inbound_meta.v1",\n{keys}  "channel": "web"\n}}\n```\n# More\n'

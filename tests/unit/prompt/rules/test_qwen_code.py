@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt._rules_api import RuleSet, apply_rules
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.ruleset import RuleSet
 
 Part = dict[str, Any]
 FIRST, OTHER = "Monday, November 30, 2026", "Tuesday, December 1, 2026"

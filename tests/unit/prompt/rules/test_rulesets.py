@@ -13,10 +13,12 @@ import pytest
 
 from kvstack.config.rules import Action, RulePatch
 from kvstack.errors import ConfigError
-from kvstack.prompt._rules_api import Pack, RuleSet, RuleSettings, apply_rules, compile_rules, parse_pack
+from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.pattern.tokens import READERS
 from kvstack.prompt.report.listing import list_rules, show_edits
+from kvstack.prompt.rules.compiler import Pack, compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
 
 Ruled = Callable[..., RuleSet]
 CHAT = "/v1/chat/completions"

@@ -1,6 +1,4 @@
-"""
-Tests of `kvstack capture` without a stack that captures: its file, a terminal, and who refuses.
-"""
+"""Tests of `kvstack capture` without a stack that captures: its file, a terminal, and who refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +17,8 @@ import pytest
 from kvstack import __version__
 from kvstack.errors import KvstackError
 from kvstack.process.identity import identify
-from kvstack.rundir import RunDir, RunFile
+from kvstack.rundir import RunDir
+from kvstack.runfiles import RunFile
 from kvstack.terminal.cli import main
 from kvstack.terminal.commands.capture import _File, _Stdout, _told
 

@@ -1,6 +1,4 @@
-"""
-Tests of the text that `explain` prints.
-"""
+"""Tests of the text that `explain` prints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Tests of reading a log that grows and is rotated.
-"""
+"""Tests of reading a log that grows and is rotated."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Tests of the one sentence: is the cache working, and if not, why?
-"""
+"""Tests of the one sentence: is the cache working, and if not, why?"""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ import pytest
 
 from kvstack.state.attribution import Join
 from kvstack.state.lifecycle import State
-from kvstack.state.records import TaskView
-from kvstack.state.reducer import RequestRow, ServerView, SlotView, Snapshot, WarmupView
+from kvstack.state.records import RequestRow, ServerView, SlotView, TaskView, WarmupView
+from kvstack.state.stack_state import Snapshot
 from kvstack.state.verdict import VERDICTS
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE, chart, sparkline
 from kvstack.terminal.dashboard.headline import decode_speed_by_context, level_of, read, recent_reuse_ratio
