@@ -13,7 +13,7 @@ from types import TracebackType
 
 from kvstack.state.events import Event
 from kvstack.state.reducer import reduce
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 
 
 class Bus:
@@ -21,22 +21,22 @@ class Bus:
     Takes events, keeps the Snapshot, feeds the subscriptions.
 
     Attributes:
-        snapshot: The stack as of the last event.
+        stack_state: The stack as of the last event.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    def __init__(self, stack_state: StackState) -> None:
+        self.stack_state = stack_state
         self._subscriptions: set[Subscription] = set()
 
     def publish(self, event: Event) -> None:
         """Reduce *event* into the Snapshot, then put it into every subscription."""
-        self.snapshot = reduce(self.snapshot, event)
+        self.stack_state = reduce(self.stack_state, event)
         for subscription in self._subscriptions:
             subscription._put(event)
 
     def subscribe(self, maxsize: int = 1000) -> Subscription:
         """
-        Begin to listen.  The subscription's `snapshot` and its events have no gap between them.
+        Begin to listen.  The subscription's `stack_state` and its events have no gap between them.
 
         Args:
             maxsize: Events that wait for a slow reader; the oldest are dropped beyond it.
@@ -54,12 +54,12 @@ class Subscription:
     An async iterator of events; a context manager that ends the listening.
 
     Attributes:
-        snapshot: The Snapshot at the moment of subscribing.
+        stack_state: The stack's state at the moment of subscribing.
         dropped: Events that this reader was too slow for.
     """
 
     def __init__(self, bus: Bus, maxsize: int) -> None:
-        self.snapshot = bus.snapshot
+        self.stack_state = bus.stack_state
         self.dropped = 0
         self._bus = bus
         self._events: deque[Event] = deque(maxlen=maxsize)
@@ -82,9 +82,9 @@ class Subscription:
             await self._wake.wait()
         return self._events.popleft()
 
-    def current(self) -> Snapshot:
+    def current(self) -> StackState:
         """The Snapshot as of now, events that still wait here included."""
-        return self._bus.snapshot
+        return self._bus.stack_state
 
     def close(self) -> None:
         """Stop listening."""

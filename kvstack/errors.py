@@ -158,7 +158,7 @@ def unexpected(error: BaseException) -> KvstackError:
     )
 
 
-def foremost(error: BaseException) -> BaseException:
+def root_error(error: BaseException) -> BaseException:
     """Of errors that came together in a group, the one that a person should see: one of ours if there is one."""
     if not isinstance(error, BaseExceptionGroup):
         return error

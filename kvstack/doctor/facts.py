@@ -13,7 +13,7 @@ from kvstack.llama.command.capabilities import Capabilities
 from kvstack.llama.command.reserved_flags import effective_arguments
 from kvstack.llama.model.memory import MIB, MemorySum, ModelShape
 from kvstack.state import log_facts
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 
 _Fact = TypeVar("_Fact")
 
@@ -166,7 +166,7 @@ class Facts:
     server_port_answers: bool = False
     proxy_port_answers: bool = False
     bypassing_requests: int | None = None
-    running: Snapshot | None = None
+    running: StackState | None = None
     last_end: tuple[str, str, str] | None = None
     unreachable: str | None = None
 

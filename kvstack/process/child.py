@@ -41,7 +41,7 @@ _serials = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class ExitInfo:
     """
     What is known of a child when it is over.
 
@@ -180,7 +180,7 @@ class Child:
         while any(is_alive(identity) for identity in self._family):  # noqa: ASYNC110
             await asyncio.sleep(GONE_POLL_S)
 
-    async def close(self, timeout_s: float) -> Remains:
+    async def close(self, timeout_s: float) -> ExitInfo:
         """
         Tidy up after the exit: end what was left behind, wait for the pipes' ends, collect the process.
 
@@ -204,7 +204,7 @@ class Child:
             survivors.append(self.pid)
         else:
             self._group.reap()
-        return Remains(
+        return ExitInfo(
             returncode=returncode,
             ended_by_us=self._ended_by_us,
             out_of_memory=await asyncio.to_thread(self._out_of_memory, returncode),

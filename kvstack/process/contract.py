@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kvstack.process.child import Remains
+from kvstack.process.child import ExitInfo
 from kvstack.process.identity import ProcessIdentity
 from kvstack.process.watchdog import Sample
 from kvstack.state.events import Event
@@ -104,5 +104,5 @@ class Process(Protocol):
     async def gone(self) -> None:
         """Wait until it and all that it started have ended."""
 
-    async def close(self, timeout_s: float) -> Remains:
+    async def close(self, timeout_s: float) -> ExitInfo:
         """Tidy up after it."""

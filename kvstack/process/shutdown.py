@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from kvstack.process.cancellation import Waiting
-from kvstack.process.child import Remains
+from kvstack.process.child import ExitInfo
 from kvstack.process.contract import Process
 from kvstack.process.exit_report import Death, explain, is_telling
 
@@ -45,7 +45,7 @@ async def end_child(
     """
     await waiting.within(child.refresh(), CLOSE_S)
     if not waiting.kill_asked():
-        if await let_go(waiting, release, release_timeout_s):
+        if await drain(waiting, release, release_timeout_s):
             await waiting.within(child.gone(), NOTICE_S)
         for wait_s in (patience_s, SECOND_TERM_S):
             child.terminate()
@@ -57,7 +57,7 @@ async def end_child(
     return await waiting.within(child.gone(), KILL_S, killable=False)
 
 
-async def let_go(waiting: Waiting, release: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
+async def drain(waiting: Waiting, release: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
     """
     Close the connections to the server.
 
@@ -104,7 +104,7 @@ def hung(what: str) -> Death:
     return Death(what, "", "If it happens again, look at `kvstack logs` and at the kernel's log.")
 
 
-def troubles(pid: int, remains: Remains) -> list[tuple[Literal["warning", "error"], str]]:
+def troubles(pid: int, remains: ExitInfo) -> list[tuple[Literal["warning", "error"], str]]:
     """
     What a person should know of a child's end besides its cause: level and text.
 
@@ -125,7 +125,7 @@ def troubles(pid: int, remains: Remains) -> list[tuple[Literal["warning", "error
     return found
 
 
-def explain_end(remains: Remains, *, served: bool) -> Death:
+def explain_end(remains: ExitInfo, *, served: bool) -> Death:
     """
     Say why a child ended by itself.
 

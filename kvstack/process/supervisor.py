@@ -34,11 +34,11 @@ from kvstack.descriptors import ran_out
 from kvstack.errors import ChildLost, KvstackError, StartFailed
 from kvstack.process.attach import ATTACH_PATIENCE_S, Attachment
 from kvstack.process.cancellation import StopAsked, Waiting, cancel
-from kvstack.process.child import Child, Remains
+from kvstack.process.child import Child, ExitInfo
 from kvstack.process.contract import Hooks, Launch, Process
 from kvstack.process.exit_report import Death, span_words, stalled
 from kvstack.process.pipes import RawSink
-from kvstack.process.shutdown import CLOSE_S, SECOND_TERM_S, end_child, explain_end, hung, let_go, not_run, troubles
+from kvstack.process.shutdown import CLOSE_S, SECOND_TERM_S, drain, end_child, explain_end, hung, not_run, troubles
 from kvstack.process.watchdog import HangWatch, Progress
 from kvstack.state.events import MemorySampled, Notice, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State, backoff_s, may_go
@@ -130,17 +130,17 @@ class Supervisor:
             await (self._attached() if self._launch is None else self._supervised(self._launch))
         except StopAsked:
             if self.state is not State.STOPPING:
-                self._go(State.STOPPING, self._waiting.reason)
-                await let_go(self._waiting, self._hooks.release_upstream, self._release_timeout_s)
-            self._go(State.STOPPED, self._waiting.reason)
+                self._transition(State.STOPPING, self._waiting.reason)
+                await drain(self._waiting, self._hooks.release_upstream, self._release_timeout_s)
+            self._transition(State.STOPPED, self._waiting.reason)
         except KvstackError as error:
-            self._go(State.FAILED, error.what)
+            self._transition(State.FAILED, error.what)
             raise
         except BaseException:  # cancelled, or a fault of our own; no child lives any more
             if self.state is State.STOPPING:
-                self._go(State.STOPPED, self._waiting.reason)
+                self._transition(State.STOPPED, self._waiting.reason)
             else:
-                self._go(State.FAILED, "another part of kvstack failed")
+                self._transition(State.FAILED, "another part of kvstack failed")
             raise
 
     async def wait_ready(self, timeout_s: float) -> bool:
@@ -188,7 +188,7 @@ class Supervisor:
         while True:
             run += 1
             self._ready_at_s = None
-            self._go(State.STARTING, reason)
+            self._transition(State.STARTING, reason)
             death = await self._one_child(launch, run)
             self._waiting.check_stop()
             if (blamed := self._hooks.blame()) is not None:
@@ -211,7 +211,7 @@ class Supervisor:
             await self._back_off(reason, wait_s)
 
     async def _back_off(self, reason: str, wait_s: float) -> None:
-        self._go(State.BACKOFF, f"{reason} in {wait_s:g} s")
+        self._transition(State.BACKOFF, f"{reason} in {wait_s:g} s")
         await self._waiting.unless_stopped(self._waiting.nap(wait_s))
         self.restarts += 1
 
@@ -238,7 +238,7 @@ class Supervisor:
                 death = unwell.death
                 await self._end(child, SECOND_TERM_S)
             except StopAsked:
-                self._go(State.STOPPING, self._waiting.reason)
+                self._transition(State.STOPPING, self._waiting.reason)
                 await self._end(child, launch.stop_timeout_s)
                 await self._tidy_up(child)
                 closed = True
@@ -272,15 +272,15 @@ class Supervisor:
         progress = Progress(launch.stall_timeout_s, self._clock())
         observer = asyncio.ensure_future(self._observe(child, progress))
         try:
-            self._go(State.LOADING, "the model is being loaded")
+            self._transition(State.LOADING, "the model is being loaded")
             await self._during(child, observer, self._until_healthy())
             await self._during(child, observer, self._hooks.verify(child.pid))
-            self._go(State.WARMING, "the prefix is being evaluated")
+            self._transition(State.WARMING, "the prefix is being evaluated")
             await self._during(child, observer, self._hooks.warm())
             await self._during(child, observer, self._until_healthy())  # one that died of it was never ready
             self._was_ready = True
             self._ready_at_s = self._clock()
-            self._go(State.READY, "serving")
+            self._transition(State.READY, "serving")
             await self._during(child, observer, self._watch(launch))
             raise AssertionError("the watch over a ready server ends only with it")
         finally:
@@ -291,17 +291,17 @@ class Supervisor:
         reason = "attach"
         patience_s: float | None = self._attach_patience_s
         while True:
-            self._go(State.STARTING, reason)
-            self._go(State.LOADING, "looking for the server")
+            self._transition(State.STARTING, reason)
+            self._transition(State.LOADING, "looking for the server")
             await self._waiting.unless_stopped(other.until_there(self._say, patience_s))
             await self._waiting.unless_stopped(self._hooks.verify(0))
-            self._go(State.WARMING, "the prefix is being evaluated")
+            self._transition(State.WARMING, "the prefix is being evaluated")
             await self._waiting.unless_stopped(self._hooks.warm())
             self._was_ready = True
-            self._go(State.READY, "serving")
+            self._transition(State.READY, "serving")
             await self._waiting.unless_stopped(other.until_missed())
             self._notice("error", "The server does not answer any more: waiting until it is back")
-            self._go(State.BACKOFF, "the server does not answer")
+            self._transition(State.BACKOFF, "the server does not answer")
             await self._waiting.unless_stopped(other.until_back())
             self.restarts += 1
             # Once it has served there is no end to the patience.
@@ -371,7 +371,7 @@ class Supervisor:
             patience_s=patience_s,
         )
 
-    async def _tidy_up(self, child: Process) -> Remains:
+    async def _tidy_up(self, child: Process) -> ExitInfo:
         remains = await child.close(CLOSE_S)
         for level, text in troubles(child.pid, remains):
             self._notice(level, text)
@@ -393,7 +393,7 @@ class Supervisor:
 
     # The one place where the state changes
 
-    def _go(self, state: State, reason: str) -> None:
+    def _transition(self, state: State, reason: str) -> None:
         if not may_go(self.state, state):
             raise AssertionError(f"{self.state.value} -> {state.value} is no legal transition")
         self.state = state

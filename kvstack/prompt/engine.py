@@ -17,16 +17,16 @@ from operator import itemgetter
 
 from kvstack.prompt.answering import Answer, limit_tokens
 from kvstack.prompt.memory.fingerprint import digest_item
-from kvstack.prompt.memory.state import Chain, Remembered, Signs
+from kvstack.prompt.memory.state import Chain, ConversationState, Hints
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rawjson.scan import Edit, JsonPath, NotJson, apply_edits
 from kvstack.prompt.recurring import Former, Hit
 from kvstack.prompt.request.chat_template import must_alternate, turn_markers
 from kvstack.prompt.request.document import Api, Document, api_of, read_document, spell_path
 from kvstack.prompt.rules.client_detection import detect_client, side_label
-from kvstack.prompt.rules.edits import ByItem, Op, body_edits, changed_text, settle
+from kvstack.prompt.rules.edits import ByItem, Replacement, body_edits, changed_text, settle
 from kvstack.prompt.rules.matcher import find_all
-from kvstack.prompt.rules.matches import Findings
+from kvstack.prompt.rules.matches import Matches
 from kvstack.prompt.rules.planner import Plan, Planner
 from kvstack.prompt.rules.ruleset import Client, Rule, RuleSet
 from kvstack.prompt.rules.trace import Trace
@@ -42,7 +42,7 @@ CACHE_PROMPT = "cache-prompt"
 
 
 @dataclass(frozen=True, slots=True)
-class Stripped:
+class RewriteResult:
     """
     A request after the rules.
 
@@ -91,7 +91,7 @@ def apply_rules(
     headers: Sequence[tuple[str, str]] = (),
     chat_template: str | None = None,
     trace: Trace | None = None,
-) -> Stripped:
+) -> RewriteResult:
     """
     Apply the rules to one request.
 
@@ -111,7 +111,7 @@ def apply_rules(
     """
     api = api_of(path)
     if api is None:
-        return Stripped(body)
+        return RewriteResult(body)
     try:
         text = body.decode("utf-8")
         formers = memory.recent.of(rules, api) if memory is not None else []
@@ -120,7 +120,7 @@ def apply_rules(
         former = formers[document.overlap.former] if document.overlap.runs else None
         return _Request(document, rules, memory, headers, must_alternate(chat_template), former, trace).strip(body)
     except (UnicodeDecodeError, NotJson, RecursionError):
-        return Stripped(body, api=api)
+        return RewriteResult(body, api=api)
 
 
 class _Request:
@@ -143,7 +143,7 @@ class _Request:
         self.former = former
         self.trace = trace
         known, settles = (former, memory is not None) if trace is None else (None, False)
-        self.findings: Findings = find_all(document, self.client, known, settles=settles)
+        self.findings: Matches = find_all(document, self.client, known, settles=settles)
         self.ops = settle(self.findings.ops)
         number_keys(self.findings.ops, self.ops)
         self.hits: list[Hit] = []
@@ -156,7 +156,7 @@ class _Request:
         ]
         self._counted = [document.items[index] for index in self._indices]
 
-    def strip(self, body: bytes) -> Stripped:
+    def strip(self, body: bytes) -> RewriteResult:
         """Do it all."""
         document, findings = self.document, self.findings
         state, chain, live = self._recall()
@@ -187,7 +187,7 @@ class _Request:
             idle = find_idle(findings, self.ops, state, plan, items, hits, remembers=remembers, starts=starts)
         if not document.split:
             self.hits.append(Hit(UNSPLIT, "", "untouched"))
-        return Stripped(
+        return RewriteResult(
             body=apply_edits(document.text, edits).encode("utf-8") if edits else body,
             hits=tuple(self.hits),
             api=document.api,
@@ -229,12 +229,12 @@ class _Request:
         self.hits.append(Hit(CACHE_PROMPT, "cache_prompt", "constant"))
         return [Edit(*document.locate(("cache_prompt",)), "true", ((CACHE_PROMPT, ("cache_prompt",)),))]
 
-    def _recall(self) -> tuple[Remembered, Chain, dict[str, str]]:
+    def _recall(self) -> tuple[ConversationState, Chain, dict[str, str]]:
         """Find out which conversation this is."""
         live = {op.key: op.live for op in self.ops if op.key}
         if self.memory is None:
-            return Remembered(""), Chain((), (), None), live
-        by_text: dict[int, list[Op]] = {}
+            return ConversationState(""), Chain((), (), None), live
+        by_text: dict[int, list[Replacement]] = {}
         for op in self.ops:
             by_text.setdefault(id(op.text), []).append(op)
         known = self.findings.digests
@@ -259,7 +259,7 @@ class _Request:
             Former(self.document, self.client, known, findings.local, findings.opening, digests, links), self.former
         )
         items = self.document.items
-        signs = Signs(
+        signs = Hints(
             session=self._session(),
             live=live,
             carried=frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers),
@@ -285,7 +285,7 @@ class _Request:
     def _hit(self, rule: Rule, path: JsonPath, n: int = 1) -> None:
         self.hits.append(Hit(rule.name, spell_path(path), rule.spec.action, n))
 
-    def _count(self, plan: Plan, appends: Sequence[Op]) -> None:
+    def _count(self, plan: Plan, appends: Sequence[Replacement]) -> None:
         for rule, path, n in (*plan.done, *self.findings.done):
             self._hit(rule, path, n)
         for _, local in sorted(self.findings.local.items(), key=itemgetter(0)):
@@ -297,7 +297,7 @@ class _Request:
         for op in appends:
             self._hit(op.rule, op.text.path)
 
-    def _remember(self, chain: Chain, state: Remembered, plan: Plan, live: Mapping[str, str]) -> Answer:
+    def _remember(self, chain: Chain, state: ConversationState, plan: Plan, live: Mapping[str, str]) -> Answer:
         if self.memory is None:
             return Answer()
         answer = self.memory.remember(

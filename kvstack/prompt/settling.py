@@ -11,8 +11,8 @@ from kvstack.prompt.rawjson.scan import Edit
 from kvstack.prompt.recurring import NO_MARK, Hit, Local, Mark
 from kvstack.prompt.request.document import Document, spell_path
 from kvstack.prompt.request.message import Item
-from kvstack.prompt.rules.edits import Op, body_edits, changed_text, settle
-from kvstack.prompt.rules.matches import Findings
+from kvstack.prompt.rules.edits import Replacement, body_edits, changed_text, settle
+from kvstack.prompt.rules.matches import Matches
 
 
 class FoundSoFar(NamedTuple):
@@ -24,12 +24,12 @@ class FoundSoFar(NamedTuple):
     message_ids: int
 
 
-def found_so_far(findings: Findings) -> FoundSoFar:
+def found_so_far(findings: Matches) -> FoundSoFar:
     """Tell how much was found so far."""
     return FoundSoFar(len(findings.ops), len(findings.done), len(findings.appends), findings.message_ids)
 
 
-def settle_item(document: Document, findings: Findings, index: int, item: Item, before: FoundSoFar) -> None:
+def settle_item(document: Document, findings: Matches, index: int, item: Item, before: FoundSoFar) -> None:
     """
     Turn what was found in an item into edits, if it depends on nothing else.
 
@@ -51,7 +51,7 @@ def settle_item(document: Document, findings: Findings, index: int, item: Item, 
         if op.new is None or op.rule.spec.action not in ("drop", "constant"):
             return
     ops = settle(found)
-    own: dict[int, list[Op]] = {}
+    own: dict[int, list[Replacement]] = {}
     for op in ops:
         own.setdefault(id(op.text), []).append(op)
     texts = [changed_text(text, own.get(id(text), ()), bare=True) for text in item.texts]
@@ -74,7 +74,7 @@ def settle_item(document: Document, findings: Findings, index: int, item: Item, 
     findings.message_ids = known_ids
 
 
-def mark_of(ops: Iterable[Op]) -> Mark:
+def mark_of(ops: Iterable[Replacement]) -> Mark:
     """Digest what goes from the first text of the user, though the client keeps it."""
     kept = [op for op in ops if op.rule.spec.stable and op.rule.spec.action == "drop"]
     if not kept:
@@ -83,7 +83,7 @@ def mark_of(ops: Iterable[Op]) -> Mark:
     return Mark(blake2b(dropped, digest_size=16).digest(), any(op.rule.spec.keys for op in kept))
 
 
-def number_keys(found: Iterable[Op], settled: Iterable[Op]) -> None:
+def number_keys(found: Iterable[Replacement], settled: Iterable[Replacement]) -> None:
     """
     Tell apart the frozen values of one rule in one place, in the order of the document.
 

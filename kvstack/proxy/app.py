@@ -20,7 +20,7 @@ def make_app(forward: Forward, stack: Controlled, token: str, version: str = "")
         token: Secret for the control routes that act; of the others it opens each that the proxy's key opens.
         version: Version of kvstack, for the metrics.
     """
-    metrics = Metrics(stack.snapshot, version, lambda: forward.strip_failures)
+    metrics = Metrics(stack.stack_state, version, lambda: forward.strip_failures)
     control = Router(control_routes(stack, token, metrics, forward.history, forward.captures), redirect_slashes=False)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -44,7 +44,7 @@ from kvstack.state.events import Event, LogFactSeen, LogLineSeen, StateChanged, 
 from kvstack.state.explain import explain
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.state.totals import is_late
 
 EVENT_PAUSE_S = 15.0
@@ -66,7 +66,7 @@ class AsciiJson(JSONResponse):
 class Controlled(Protocol):
     """What the control routes need of a stack."""
 
-    def snapshot(self) -> Snapshot:
+    def stack_state(self) -> StackState:
         """The stack as it is now."""
 
     def rules(self) -> Sequence[RuleLine]:
@@ -107,12 +107,12 @@ def control_routes(
 
     def guarded(endpoint: Endpoint) -> Endpoint:
         async def check(request: Request) -> Response:
-            return await endpoint(request) if may_act(request) else _unauthorized(stack.snapshot().name)
+            return await endpoint(request) if may_act(request) else _unauthorized(stack.stack_state().name)
 
         return check
 
     async def status(_: Request) -> Response:
-        return AsciiJson(stack.snapshot().to_dict(), headers={"cache-control": "no-store"})
+        return AsciiJson(stack.stack_state().to_dict(), headers={"cache-control": "no-store"})
 
     async def warmup(_: Request) -> Response:
         try:
@@ -146,7 +146,7 @@ def control_routes(
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def rules(_: Request) -> Response:
-        hits = dict(stack.snapshot().totals.rules)
+        hits = dict(stack.stack_state().totals.rules)
         lines = [asdict(line) | {"hits": hits.get(line.name, 0)} for line in stack.rules()]
         active = sum(line["active"] for line in lines)
         return _answer(200, "success", f"{len(lines)} rules, {active} on", {"rules": lines})
@@ -154,30 +154,30 @@ def control_routes(
     async def one_request(request: Request) -> Response:
         wants_text = "text" in request.query_params
         if wants_text and not may_act(request):
-            return _unauthorized(stack.snapshot().name)
+            return _unauthorized(stack.stack_state().name)
         number = request.path_params["number"]
         if number == "last":
             await _last_is_judged(stack)
-        snapshot = stack.snapshot()
-        row = _row(snapshot, number)
+        stack_state = stack.stack_state()
+        row = _row(stack_state, number)
         if row is None:
-            return _answer(404, "error", _which(snapshot, number))
-        before = snapshot.row(row.before) if row.before is not None else None
-        server = snapshot.server
-        explanation = explain(row, before, snapshot.prefill_tokens_per_s, server.slots, attached=server.is_attached)
+            return _answer(404, "error", _which(stack_state, number))
+        before = stack_state.row(row.before) if row.before is not None else None
+        server = stack_state.server
+        explanation = explain(row, before, stack_state.prefill_tokens_per_s, server.slots, attached=server.is_attached)
         data: dict[str, Any] = {"explanation": explanation.to_dict()}
-        data["request"] = next(one for one in snapshot.to_dict()["requests"] if one["id"] == row.id)
+        data["request"] = next(one for one in stack_state.to_dict()["requests"] if one["id"] == row.id)
         divergence = history.divergence(row.id)
         if wants_text and divergence is not None:
             data["divergence"] = asdict(divergence)
         return _answer(200, "success", explanation.headline, data)
 
     async def diff(request: Request) -> Response:
-        snapshot = stack.snapshot()
-        row = _row(snapshot, request.path_params["number"])
+        stack_state = stack.stack_state()
+        row = _row(stack_state, request.path_params["number"])
         kept = history.body(row.id) if row is not None else None
         if row is None:
-            return _answer(404, "error", _which(snapshot, request.path_params["number"]))
+            return _answer(404, "error", _which(stack_state, request.path_params["number"]))
         if kept is None:
             return _answer(404, "error", _not_kept(row, history))
         edits = kept.edits()
@@ -245,24 +245,24 @@ def _not_kept(row: RequestRow, history: History) -> str:
     return f"the bodies of request {row.id} are not kept any more: proxy.keep_bodies says of how many requests they are"
 
 
-def _row(snapshot: Snapshot, number: str) -> RequestRow | None:
+def _row(stack_state: StackState, number: str) -> RequestRow | None:
     if number == "last":
-        return snapshot.requests[-1] if snapshot.requests else None
-    return snapshot.row(int(number)) if number.isascii() and number.isdigit() and len(number) < 19 else None
+        return stack_state.requests[-1] if stack_state.requests else None
+    return stack_state.row(int(number)) if number.isascii() and number.isdigit() and len(number) < 19 else None
 
 
 async def _last_is_judged(stack: Controlled) -> None:
     """Wait for the verdict of the newest request: who has just got its answer is a moment ahead of it."""
     deadline = time.monotonic() + LAST_WAIT_S
     while time.monotonic() < deadline:
-        row = _row(stack.snapshot(), "last")
+        row = _row(stack.stack_state(), "last")
         if row is None or row.settled or is_late(row, time.time()):
             return
         await asyncio.sleep(LAST_PAUSE_S)
 
 
-def _which(snapshot: Snapshot, number: str) -> str:
-    rows = snapshot.requests
+def _which(stack_state: StackState, number: str) -> str:
+    rows = stack_state.requests
     if not rows:
         return "there has been no request yet"
     return f"there is no request {number}: known are {rows[0].id} to {rows[-1].id}"
@@ -275,7 +275,7 @@ async def _event_stream(subscription: Subscription) -> AsyncIterator[str]:
     Log lines are left out: they are many, and `kvstack logs -f` follows them.  The stream ends when the stack stops.
     """
     with subscription:
-        yield _message("Snapshot", subscription.snapshot.to_dict())
+        yield _message("Snapshot", subscription.stack_state.to_dict())
         dropped = 0
         while True:
             try:

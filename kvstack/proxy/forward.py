@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvstack.prompt.answering import Answer
 from kvstack.prompt.diff.previous import Compared
-from kvstack.prompt.engine import Stripped
+from kvstack.prompt.engine import RewriteResult
 from kvstack.prompt.request.document import api_of
 from kvstack.proxy.body import BodyError, ClientGone, cancel_when_gone, decode_body, read_body
 from kvstack.proxy.capture import Captures
@@ -40,7 +40,7 @@ from kvstack.state.events import (
 )
 from kvstack.upstream import Stream, Upstream, UpstreamError
 
-Strip = Callable[[bytes, str, list[tuple[str, str]]], Stripped]
+Strip = Callable[[bytes, str, list[tuple[str, str]]], RewriteResult]
 """Applies the rules: body, path, header pairs."""
 
 RETRY_AFTER_S = 5
@@ -233,7 +233,7 @@ class Forward:
             return decode_body(body, encodings, self._max_body_bytes)
         return body
 
-    async def _stripped(self, body: bytes, scope: Scope) -> Stripped:
+    async def _stripped(self, body: bytes, scope: Scope) -> RewriteResult:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         try:
             # One after the other: the memory of conversations must see the requests in their order.
@@ -245,7 +245,7 @@ class Forward:
         except Exception as error:  # fail open: whatever it was, the client's own bytes go out
             self.strip_failures += 1
             self._warn(f"The rules failed on a request ({type(error).__name__}); it was sent unchanged")
-            return Stripped(body)
+            return RewriteResult(body)
         for warning in stripped.warnings:
             self._warn(warning)
         return stripped
@@ -255,7 +255,7 @@ class Forward:
             self._warned.add(text)
             self._publish(Notice(time.time(), "warning", text))
 
-    async def _publish_received(self, number: int, scope: Scope, body: bytes, stripped: Stripped) -> None:
+    async def _publish_received(self, number: int, scope: Scope, body: bytes, stripped: RewriteResult) -> None:
         try:
             async with self._stripping:
                 add = self.history.add
@@ -413,7 +413,7 @@ def _raw_path(scope: Scope) -> bytes:
     return raw
 
 
-def _by_rule(stripped: Stripped) -> tuple[RuleHit, ...]:
+def _by_rule(stripped: RewriteResult) -> tuple[RuleHit, ...]:
     counts: Counter[tuple[str, str]] = Counter()
     for hit in stripped.hits:
         counts[hit.rule, hit.action] += hit.n

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvstack.prompt.diff.difference import Divergence
 from kvstack.prompt.diff.previous import Compared, FormerRequests
-from kvstack.prompt.engine import Stripped
+from kvstack.prompt.engine import RewriteResult
 from kvstack.prompt.report.listing import Shown, show_edits
 
 DIVERGENCES_KEPT = 100
@@ -26,7 +26,7 @@ class KeptBody:
 
     path: str
     original: bytes
-    stripped: Stripped
+    stripped: RewriteResult
 
     def edits(self) -> list[Shown]:
         """Each edit, with what stands around it."""
@@ -49,7 +49,7 @@ class History:
         self._bodies: OrderedDict[int, KeptBody] = OrderedDict()
         self._body_bytes = 0
 
-    def add(self, number: int, path: str, original: bytes, stripped: Stripped) -> Compared:
+    def add(self, number: int, path: str, original: bytes, stripped: RewriteResult) -> Compared:
         """
         Take a request, and lay it beside its conversation's former one.
 

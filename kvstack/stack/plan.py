@@ -333,7 +333,7 @@ def refuse_arguments(config: Config, config_path: Path, environ: Mapping[str, st
         raise with_lines(error, config_path) from None
 
 
-def look_over(config: Config, config_path: Path, environ: Mapping[str, str]) -> list[KvstackError]:
+def preflight(config: Config, config_path: Path, environ: Mapping[str, str]) -> list[KvstackError]:
     """
     Look for what the config names and this machine does not have, or not in a usable form.
 

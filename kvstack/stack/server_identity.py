@@ -23,7 +23,7 @@ ASK_AGAIN_S = 1.0
 START_FACTS_KEPT = 5000
 
 
-class Verifier:
+class IdentityCheck:
     """
     Looks at each server that has become healthy.
 

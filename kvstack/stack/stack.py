@@ -19,13 +19,13 @@ from typing import TypeVar
 import kvstack
 from kvstack.bus import Bus, Subscription
 from kvstack.descriptors import limit, raise_limit
-from kvstack.errors import KvstackError, NotReady, foremost, unexpected
+from kvstack.errors import KvstackError, NotReady, root_error, unexpected
 from kvstack.llama.log.reader import LogReader
 from kvstack.process.contract import Hooks, Launch
 from kvstack.process.identity import ProcessIdentity, identify, sweep
 from kvstack.process.supervisor import Supervisor
 from kvstack.process.watchdog import IDLE, slots_mark
-from kvstack.prompt.engine import Stripped, apply_rules
+from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import RuleLine, list_rules
 from kvstack.proxy.app import make_app
@@ -37,7 +37,7 @@ from kvstack.rundir import RawLog, RunDir, new_token
 from kvstack.runfiles import EndFile, RunFile
 from kvstack.stack.plan import Plan
 from kvstack.stack.ports import take_port
-from kvstack.stack.server_identity import Verifier
+from kvstack.stack.server_identity import IdentityCheck
 from kvstack.state.events import (
     Event,
     LogFactSeen,
@@ -49,11 +49,11 @@ from kvstack.state.events import (
 )
 from kvstack.state.lifecycle import State
 from kvstack.state.records import ServerView
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
-from kvstack.warmup.pause import Gate
+from kvstack.warmup.pause import Pause
 from kvstack.warmup.snapshots import PrefixSnapshots
-from kvstack.warmup.validation import Prover
+from kvstack.warmup.validation import SnapshotValidator
 from kvstack.warmup.warmup import Warmer
 
 CLOSE_S = 5.0
@@ -77,13 +77,13 @@ class Stack:
         self._raw_log = RawLog(self._run_dir.log_path)
         self._token = new_token()
         server = ServerView(url=config.upstream_url, is_attached=config.attached)
-        self.bus = Bus(Snapshot(config.name, config.proxy_url, server=server))
+        self.bus = Bus(StackState(config.name, config.proxy_url, server=server))
         self._upstream = Upstream(config.upstream_url, config.server.api_key)
-        self._gate = Gate(self.bus, remembers=plan.snapshot_dir is not None)
+        self._gate = Pause(self.bus, remembers=plan.snapshot_dir is not None)
         self._snapshots = PrefixSnapshots(
             plan.warmup_context, self._upstream, lambda: self._verifier.props, self._gate, self._warn
         )
-        self._prover = Prover(self._upstream, self._snapshots, self.bus)
+        self._prover = SnapshotValidator(self._upstream, self._snapshots, self.bus)
         self._forward = Forward(
             self._upstream,
             self._strip,
@@ -99,7 +99,7 @@ class Stack:
             ran_out=self._ran_out,
         )
         self._readers: dict[int, LogReader] = {}
-        self._verifier = Verifier(plan, self._upstream, self.bus.publish)
+        self._verifier = IdentityCheck(plan, self._upstream, self.bus.publish)
         self._memory = ConversationMemory()
         self._warming = asyncio.Lock()
         self._warmer = Warmer(
@@ -118,9 +118,9 @@ class Stack:
 
     # What the control routes need
 
-    def snapshot(self) -> Snapshot:
+    def stack_state(self) -> StackState:
         """The stack as it is now."""
-        return self.bus.snapshot
+        return self.bus.stack_state
 
     def rules(self) -> list[RuleLine]:
         """All rules as this stack applies them: its file may have changed since, and `--set` is not in the file."""
@@ -175,7 +175,7 @@ class Stack:
         self._begun_s = time.time()
         try:
             self._run_dir.forget_end()
-            await self._clear_the_way()
+            await self._reap_orphans()
             listener = self._listener = self._bind()
             app = make_app(self._forward, self, self._token, kvstack.__version__)
             server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s, self._ran_out)
@@ -193,7 +193,7 @@ class Stack:
                     await self._supervisor.run()
                 except Exception as error:
                     # Before the proxy is silent: whoever finds it so is told why.
-                    self._leave_word(error)
+                    self._write_end_file(error)
                     raise
                 finally:
                     proving.cancel()
@@ -202,8 +202,8 @@ class Stack:
                     # Here and not by the group: after an error that would cancel it in the middle of its own end.
                     await asyncio.wait({serving}, timeout=CLOSE_S)
         except BaseException as caught:
-            chosen = foremost(caught)
-            self._leave_word(chosen)
+            chosen = root_error(caught)
+            self._write_end_file(chosen)
             raise chosen from chosen.__cause__
         finally:
             await self._upstream.close()
@@ -213,7 +213,7 @@ class Stack:
             self._run_dir.clear()
             self._run_dir.unlock()
 
-    async def _clear_the_way(self) -> None:
+    async def _reap_orphans(self) -> None:
         left = self._run_dir.read()
         if left is None:
             return
@@ -258,7 +258,7 @@ class Stack:
                 "Free some space there, or set KVSTACK_STATE_DIR to another directory.",
             ) from None
 
-    def _leave_word(self, error: BaseException) -> None:
+    def _write_end_file(self, error: BaseException) -> None:
         """For who asks later: in the background nobody sees what is said, and a terminal may be closed."""
         if not isinstance(error, Exception):  # cancelled: a stop, and no error
             return
@@ -390,10 +390,10 @@ class Stack:
         self.bus.publish(event)
         self._prover.seen(event)
 
-    def _strip(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+    def _strip(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
         return apply_rules(body, path, self._plan.rules, self._memory, headers, self._verifier.props.chat_template)
 
-    def _strip_alone(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+    def _strip_alone(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
         """The same rules without the memory: a warm-up is no conversation."""
         return apply_rules(body, path, self._plan.rules, None, headers, self._verifier.props.chat_template)
 

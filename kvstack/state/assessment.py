@@ -9,14 +9,14 @@ from kvstack.state.events import AnswerSeen
 from kvstack.state.holders import taken_by
 from kvstack.state.records import RequestRow
 from kvstack.state.request_stats import compose, ttft_ms
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.state.totals import seconds
 from kvstack.state.verdict import judge
 
 
-def judged(snapshot: Snapshot, row: RequestRow) -> RequestRow:
+def judged(stack_state: StackState, row: RequestRow) -> RequestRow:
     """A request with all that log and answer tell by now: its figures, and once it is over its verdict."""
-    join = snapshot.join
+    join = stack_state.join
     if row.settled:
         return row
     task = None
@@ -26,23 +26,23 @@ def judged(snapshot: Snapshot, row: RequestRow) -> RequestRow:
         row = compose(row, task)
     if not row.is_over:
         return row
-    before = snapshot.row(row.before) if row.before is not None else None
+    before = stack_state.row(row.before) if row.before is not None else None
     judgement = judge(
         row,
         task,
         before,
-        slot_taken_by=taken_by(snapshot, row, before),
-        boundary_tokens=snapshot.warmup.boundary_tokens,
+        slot_taken_by=taken_by(stack_state, row, before),
+        boundary_tokens=stack_state.warmup.boundary_tokens,
         log_is_read=join.facts > 0,
-        begins_run=not any(_is_earlier(other, row) for other in snapshot.requests),
-        threshold_ratio=snapshot.server.similarity_threshold_ratio,
+        begins_run=not any(_is_earlier(other, row) for other in stack_state.requests),
+        threshold_ratio=stack_state.server.similarity_threshold_ratio,
     )
     # What was lost was evaluated by this very request: its own rate is the best.
     own = row.evaluated_tokens * 1000.0 / row.prefill_ms if row.evaluated_tokens and row.prefill_ms else None
     settled = (
         row.api is None
         or row.phase == "failed"
-        or not has_log(snapshot)
+        or not has_log(stack_state)
         or (task is not None and task.released and (task.is_proved or not _has_figures(row.answer)))
     )
     cost_s, saved_s = row.cost_s, row.saved_s
@@ -63,10 +63,10 @@ def judged(snapshot: Snapshot, row: RequestRow) -> RequestRow:
     )
 
 
-def has_log(snapshot: Snapshot) -> bool:
+def has_log(stack_state: StackState) -> bool:
     """Whether there is a log of the server to be read."""
     # Of a server that we started there is one, though it may lag behind; of one that we attached to there is none.
-    return snapshot.join.facts > 0 or snapshot.server.pid is not None
+    return stack_state.join.facts > 0 or stack_state.server.pid is not None
 
 
 def _is_earlier(other: RequestRow, row: RequestRow) -> bool:

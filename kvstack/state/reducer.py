@@ -44,7 +44,7 @@ from kvstack.state.records import (
     WarmupView,
 )
 from kvstack.state.serverfacts import note_fact
-from kvstack.state.stack_state import WITHOUT_SERVER, Snapshot, add_notice
+from kvstack.state.stack_state import WITHOUT_SERVER, StackState, add_notice
 from kvstack.state.totals import account, add_seconds, is_late
 
 REQUESTS_KEPT = 100
@@ -53,61 +53,61 @@ REQUESTS_KEPT = 100
 LOG_LINES_KEPT = 50
 
 
-def reduce(snapshot: Snapshot, event: Event) -> Snapshot:
+def reduce(stack_state: StackState, event: Event) -> StackState:
     """The picture after *event*.  Never raises; an event of a request that is forgotten changes nothing of it."""
     match event:
         case LogLineSeen():
-            return replace(snapshot, log_lines=(*snapshot.log_lines[-(LOG_LINES_KEPT - 1) :], event.text))
+            return replace(stack_state, log_lines=(*stack_state.log_lines[-(LOG_LINES_KEPT - 1) :], event.text))
         case LogFactSeen():
-            return _log_fact(snapshot, event)
+            return _log_fact(stack_state, event)
         case StateChanged():
-            return _state(snapshot, event)
+            return _state(stack_state, event)
         case ServerSpawned():
             server = ServerView(
-                url=snapshot.server.url,
+                url=stack_state.server.url,
                 pid=event.pid,
                 argv=event.argv,
                 started_s=event.time_s,
             )
-            return _new_run(replace(snapshot, server=server), snapshot.join.run + 1)
+            return _new_run(replace(stack_state, server=server), stack_state.join.run + 1)
         case ServerDescribed():
-            return replace(snapshot, server=_described(snapshot.server, event))
+            return replace(stack_state, server=_described(stack_state.server, event))
         case MemorySampled():
-            snapshot = replace(snapshot, server=replace(snapshot.server, rss_bytes=event.rss_bytes))
-            return _count_late(snapshot, event.time_s)
+            stack_state = replace(stack_state, server=replace(stack_state.server, rss_bytes=event.rss_bytes))
+            return _count_late(stack_state, event.time_s)
         case RequestReceived():
-            return _received(_count_late(snapshot, event.time_s), event)
+            return _received(_count_late(stack_state, event.time_s), event)
         case RequestForwarded():
-            return _change_row(snapshot, event.id, lambda row: _forwarded(row, snapshot))
+            return _change_row(stack_state, event.id, lambda row: _forwarded(row, stack_state))
         case FirstByteSent():
-            return _change_row(snapshot, event.id, lambda row: _first_byte(row, event.time_s))
+            return _change_row(stack_state, event.id, lambda row: _first_byte(row, event.time_s))
         case AnswerSeen():
-            return _answered(snapshot, event)
+            return _answered(stack_state, event)
         case RequestEnded():
-            snapshot = _change_row(snapshot, event.id, lambda row: _ended(row, event))
-            return _rejoin(snapshot, [event.id])
+            stack_state = _change_row(stack_state, event.id, lambda row: _ended(row, event))
+            return _rejoin(stack_state, [event.id])
         case WarmupStarted():
-            return _warming(snapshot)
+            return _warming(stack_state)
         case WarmupStepped():
-            return _warming_goes_on(snapshot, event)
+            return _warming_goes_on(stack_state, event)
         case WarmupEnded():
-            return _warmed(snapshot, event)
+            return _warmed(stack_state, event)
         case WarmupJudged():
-            return _judged_warmup(snapshot, event)
+            return _judged_warmup(stack_state, event)
         case Notice():
-            return add_notice(snapshot, event.time_s, event.level, event.text)
+            return add_notice(stack_state, event.time_s, event.level, event.text)
         case _:
             assert_never(event)
 
 
-def _state(snapshot: Snapshot, event: StateChanged) -> Snapshot:
-    goes_on = event.state is snapshot.state and snapshot.state_since_s is not None
-    since = snapshot.state_since_s if goes_on else event.time_s
-    started = snapshot.started_s
+def _state(stack_state: StackState, event: StateChanged) -> StackState:
+    goes_on = event.state is stack_state.state and stack_state.state_since_s is not None
+    since = stack_state.state_since_s if goes_on else event.time_s
+    started = stack_state.started_s
     if started is None and event.state is not State.STOPPED:
         started = event.time_s
-    snapshot = replace(
-        snapshot,
+    stack_state = replace(
+        stack_state,
         state=event.state,
         reason=event.reason,
         state_since_s=since,
@@ -115,16 +115,16 @@ def _state(snapshot: Snapshot, event: StateChanged) -> Snapshot:
         restarts=event.restarts,
     )
     if event.state is State.STARTING:
-        snapshot = replace(snapshot, join=replace(snapshot.join, slots=()))
+        stack_state = replace(stack_state, join=replace(stack_state.join, slots=()))
     if event.state in WITHOUT_SERVER:
         # What was warm and what was held died with the server.
-        snapshot = replace(
-            snapshot,
-            server=replace(snapshot.server, pid=None, rss_bytes=None),
+        stack_state = replace(
+            stack_state,
+            server=replace(stack_state.server, pid=None, rss_bytes=None),
             warmup=WarmupView(),
-            ram_cache=_emptied(snapshot.ram_cache),
+            ram_cache=_emptied(stack_state.ram_cache),
         )
-    return snapshot
+    return stack_state
 
 
 def _emptied(ram_cache: RamCacheView) -> RamCacheView:
@@ -147,33 +147,33 @@ def _described(server: ServerView, event: ServerDescribed) -> ServerView:
     return replace(server, **known)
 
 
-def _new_run(snapshot: Snapshot, run: int) -> Snapshot:
+def _new_run(stack_state: StackState, run: int) -> StackState:
     return replace(
-        snapshot,
-        join=Join(run=run, unclaimed=snapshot.join.unclaimed),
-        ram_cache=_emptied(snapshot.ram_cache),
+        stack_state,
+        join=Join(run=run, unclaimed=stack_state.join.unclaimed),
+        ram_cache=_emptied(stack_state.ram_cache),
     )
 
 
-def _warming(snapshot: Snapshot) -> Snapshot:
-    newest = max((row.id for row in snapshot.requests), default=0)
-    join = begin_warmup(snapshot.join, newest)
-    return replace(snapshot, warmup=replace(snapshot.warmup, is_running=True), join=join)
+def _warming(stack_state: StackState) -> StackState:
+    newest = max((row.id for row in stack_state.requests), default=0)
+    join = begin_warmup(stack_state.join, newest)
+    return replace(stack_state, warmup=replace(stack_state.warmup, is_running=True), join=join)
 
 
-def _warming_goes_on(snapshot: Snapshot, event: WarmupStepped) -> Snapshot:
-    newest = max((row.id for row in snapshot.requests), default=0)
-    join = step_warmup(snapshot.join, newest, (event.evaluated_tokens, event.prompt_tokens))
-    return replace(snapshot, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed))
+def _warming_goes_on(stack_state: StackState, event: WarmupStepped) -> StackState:
+    newest = max((row.id for row in stack_state.requests), default=0)
+    join = step_warmup(stack_state.join, newest, (event.evaluated_tokens, event.prompt_tokens))
+    return replace(stack_state, join=join, log=replace(stack_state.log, unclaimed_tasks=join.unclaimed))
 
 
-def _judged_warmup(snapshot: Snapshot, event: WarmupJudged) -> Snapshot:
+def _judged_warmup(stack_state: StackState, event: WarmupJudged) -> StackState:
     if event.holds:
-        return replace(snapshot, warmup=replace(snapshot.warmup, is_proved=True))
-    return replace(snapshot, warmup=replace(snapshot.warmup, outcome="failed", detail=event.detail))
+        return replace(stack_state, warmup=replace(stack_state.warmup, is_proved=True))
+    return replace(stack_state, warmup=replace(stack_state.warmup, outcome="failed", detail=event.detail))
 
 
-def _warmed(snapshot: Snapshot, event: WarmupEnded) -> Snapshot:
+def _warmed(stack_state: StackState, event: WarmupEnded) -> StackState:
     view = WarmupView(
         outcome=event.outcome,
         prompt_tokens=event.prompt_tokens,
@@ -183,17 +183,17 @@ def _warmed(snapshot: Snapshot, event: WarmupEnded) -> Snapshot:
         snapshot=event.snapshot,
         detail=event.detail,
     )
-    join = end_warmup(snapshot.join, event)
-    return replace(snapshot, warmup=view, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed))
+    join = end_warmup(stack_state.join, event)
+    return replace(stack_state, warmup=view, join=join, log=replace(stack_state.log, unclaimed_tasks=join.unclaimed))
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
 
 
-def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
+def _received(stack_state: StackState, event: RequestReceived) -> StackState:
     former = [
         row
-        for row in snapshot.requests
+        for row in stack_state.requests
         if event.conversation is not None
         and (row.conversation, row.side) == (event.conversation, event.side)
         and row.verdict != "FAILED"
@@ -221,32 +221,32 @@ def _received(snapshot: Snapshot, event: RequestReceived) -> Snapshot:
         divergence_behind=event.divergence_behind,
         before=before,
         repeats=any(row.items >= event.items for row in former),
-        run=snapshot.join.run,
+        run=stack_state.join.run,
     )
-    rules = dict(snapshot.totals.rules)
+    rules = dict(stack_state.totals.rules)
     for rule, count in hits.items():
         rules[rule] = rules.get(rule, 0) + count
     totals = replace(
-        snapshot.totals,
-        ts_removed=snapshot.totals.ts_removed + event.ts_removed,
-        msg_ids_removed=snapshot.totals.msg_ids_removed + event.msg_ids_removed,
+        stack_state.totals,
+        ts_removed=stack_state.totals.ts_removed + event.ts_removed,
+        msg_ids_removed=stack_state.totals.msg_ids_removed + event.msg_ids_removed,
         rules=rules,
     )
-    settled = snapshot.settled_totals
-    for forgotten in snapshot.requests[: -(REQUESTS_KEPT - 1)]:
+    settled = stack_state.settled_totals
+    for forgotten in stack_state.requests[: -(REQUESTS_KEPT - 1)]:
         # Nothing more will be heard of it.
         if not forgotten.settled:
             settled = add_seconds(account(settled, forgotten, 1), forgotten)
         if not forgotten.is_counted:
             totals = add_seconds(totals, forgotten)
-    requests = (*snapshot.requests[-(REQUESTS_KEPT - 1) :], row)
-    return replace(snapshot, totals=totals, settled_totals=settled, requests=requests)
+    requests = (*stack_state.requests[-(REQUESTS_KEPT - 1) :], row)
+    return replace(stack_state, totals=totals, settled_totals=settled, requests=requests)
 
 
-def _forwarded(row: RequestRow, snapshot: Snapshot) -> RequestRow:
+def _forwarded(row: RequestRow, stack_state: StackState) -> RequestRow:
     if row.is_over:
         return row
-    return replace(row, phase="forwarded", run=snapshot.join.run, warm_tokens=warm_tokens(snapshot))
+    return replace(row, phase="forwarded", run=stack_state.join.run, warm_tokens=warm_tokens(stack_state))
 
 
 def _ended(row: RequestRow, event: RequestEnded) -> RequestRow:
@@ -266,95 +266,97 @@ def _first_byte(row: RequestRow, time_s: float) -> RequestRow:
     )
 
 
-def _answered(snapshot: Snapshot, event: AnswerSeen) -> Snapshot:
-    snapshot = _change_row(snapshot, event.id, lambda row: _with_answer(row, event))
-    if not has_log(snapshot):
+def _answered(stack_state: StackState, event: AnswerSeen) -> StackState:
+    stack_state = _change_row(stack_state, event.id, lambda row: _with_answer(row, event))
+    if not has_log(stack_state):
         # A server that is only attached to: its answers are all that there is to measure the rate by.
-        snapshot = replace(snapshot, join=measured(snapshot.join, event.evaluated_tokens, event.prefill_ms))
-    return _rejoin(snapshot, [event.id])
+        stack_state = replace(stack_state, join=measured(stack_state.join, event.evaluated_tokens, event.prefill_ms))
+    return _rejoin(stack_state, [event.id])
 
 
 def _with_answer(row: RequestRow, answer: AnswerSeen) -> RequestRow:
     return row if row.settled else replace(row, answer=answer, error=answer.error or row.error)
 
 
-def _change_row(snapshot: Snapshot, request: int, change: Callable[[RequestRow], RequestRow]) -> Snapshot:
-    for index in range(len(snapshot.requests) - 1, -1, -1):
-        row = snapshot.requests[index]
+def _change_row(stack_state: StackState, request: int, change: Callable[[RequestRow], RequestRow]) -> StackState:
+    for index in range(len(stack_state.requests) - 1, -1, -1):
+        row = stack_state.requests[index]
         if row.id == request:
-            return _with_row(snapshot, index, change(row))
-    return snapshot
+            return _with_row(stack_state, index, change(row))
+    return stack_state
 
 
-def _with_row(snapshot: Snapshot, index: int, row: RequestRow) -> Snapshot:
-    old = snapshot.requests[index]
+def _with_row(stack_state: StackState, index: int, row: RequestRow) -> StackState:
+    old = stack_state.requests[index]
     if row is old or row == old:
-        return snapshot
-    totals = snapshot.totals
+        return stack_state
+    totals = stack_state.totals
     if old.verdict is not None or row.verdict is not None:
         totals = account(account(totals, old, -1), row, 1)
     if row.is_counted and not old.is_counted:
         totals = add_seconds(totals, row)
-    settled = snapshot.settled_totals
+    settled = stack_state.settled_totals
     if row.settled and not old.settled:
         settled = add_seconds(account(settled, row, 1), row)
-    requests = (*snapshot.requests[:index], row, *snapshot.requests[index + 1 :])
-    return replace(snapshot, totals=totals, settled_totals=settled, requests=requests)
+    requests = (*stack_state.requests[:index], row, *stack_state.requests[index + 1 :])
+    return replace(stack_state, totals=totals, settled_totals=settled, requests=requests)
 
 
-def _count_late(snapshot: Snapshot, now_s: float) -> Snapshot:
+def _count_late(stack_state: StackState, now_s: float) -> StackState:
     """Count the seconds of requests whose log has not come: they shall not be missing for ever."""
-    for index, row in enumerate(snapshot.requests):
+    for index, row in enumerate(stack_state.requests):
         if row.verdict is not None and not row.is_counted and is_late(row, now_s):
-            snapshot = _with_row(snapshot, index, replace(row, is_counted=True))
-    return snapshot
+            stack_state = _with_row(stack_state, index, replace(row, is_counted=True))
+    return stack_state
 
 
-def _rejoin(snapshot: Snapshot, requests: Iterable[int]) -> Snapshot:
+def _rejoin(stack_state: StackState, requests: Iterable[int]) -> StackState:
     """Prove owners by what has come since, and compose and judge anew the requests that it concerns."""
-    join, changed = settle(snapshot.join, snapshot.requests)
-    if join is not snapshot.join:
+    join, changed = settle(stack_state.join, stack_state.requests)
+    if join is not stack_state.join:
         join = claim_warmup(join)
-        snapshot = replace(snapshot, join=join, log=replace(snapshot.log, unclaimed_tasks=join.unclaimed))
+        stack_state = replace(stack_state, join=join, log=replace(stack_state.log, unclaimed_tasks=join.unclaimed))
     for request in dict.fromkeys([*requests, *sorted(changed)]):
-        snapshot = _recompose(snapshot, request)
-    return snapshot
+        stack_state = _recompose(stack_state, request)
+    return stack_state
 
 
-def _recompose(snapshot: Snapshot, request: int) -> Snapshot:
-    return _change_row(snapshot, request, lambda row: judged(snapshot, row))
+def _recompose(stack_state: StackState, request: int) -> StackState:
+    return _change_row(stack_state, request, lambda row: judged(stack_state, row))
 
 
 # --- the log -------------------------------------------------------------------------------------------------------
 
 
-def _log_fact(snapshot: Snapshot, event: LogFactSeen) -> Snapshot:
-    if event.run < snapshot.join.run:
-        return snapshot  # the last words of a process that is gone
-    if event.run > snapshot.join.run:
-        snapshot = _new_run(snapshot, event.run)
+def _log_fact(stack_state: StackState, event: LogFactSeen) -> StackState:
+    if event.run < stack_state.join.run:
+        return stack_state  # the last words of a process that is gone
+    if event.run > stack_state.join.run:
+        stack_state = _new_run(stack_state, event.run)
     fact = event.fact
-    join = fold(snapshot.join, fact, snapshot.requests, warming=snapshot.state is State.WARMING)
+    join = fold(stack_state.join, fact, stack_state.requests, warming=stack_state.state is State.WARMING)
     if isinstance(fact, facts.SlotReleased):
         join = claim_warmup(join)
-    snapshot = replace(
-        snapshot,
+    stack_state = replace(
+        stack_state,
         join=join,
-        log=replace(snapshot.log, facts=snapshot.log.facts + 1, unclaimed_tasks=join.unclaimed),
+        log=replace(stack_state.log, facts=stack_state.log.facts + 1, unclaimed_tasks=join.unclaimed),
     )
-    snapshot = note_fact(snapshot, fact, event.time_s)
+    stack_state = note_fact(stack_state, fact, event.time_s)
     match fact:
         case facts.PrefillTimed() | facts.DecodeTimed() | facts.SlotReleased():
-            return _rejoin(snapshot, _owner(snapshot, fact.slot, fact.task))
+            return _rejoin(stack_state, _owner(stack_state, fact.slot, fact.task))
         case facts.TaskLaunched() | facts.PromptStarted() | facts.ReusePoint() | facts.PrefillProgressed():
-            for request in _owner(snapshot, fact.slot, fact.task):
-                snapshot = _recompose(snapshot, request)
-            return snapshot
+            for request in _owner(stack_state, fact.slot, fact.task):
+                stack_state = _recompose(stack_state, request)
+            return stack_state
         case _:
-            return snapshot
+            return stack_state
 
 
-def _owner(snapshot: Snapshot, slot: int, task: int) -> list[int]:
+def _owner(stack_state: StackState, slot: int, task: int) -> list[int]:
     return [
-        view.owner for view in snapshot.join.tasks if view.slot == slot and view.task == task and view.owner is not None
+        view.owner
+        for view in stack_state.join.tasks
+        if view.slot == slot and view.task == task and view.owner is not None
     ]

@@ -7,21 +7,21 @@ from dataclasses import replace
 
 from kvstack.state import log_facts as facts
 from kvstack.state.records import RamCacheView
-from kvstack.state.stack_state import Snapshot, add_notice
+from kvstack.state.stack_state import StackState, add_notice
 
 DRIFT_SAMPLES_KEPT = 5
 WARNINGS_KEPT = 20
 
 
-def note_fact(snapshot: Snapshot, fact: facts.LogFact, time_s: float) -> Snapshot:
+def note_fact(stack_state: StackState, fact: facts.LogFact, time_s: float) -> StackState:
     """Keep what a fact says of the server as a whole."""
-    server, totals = snapshot.server, snapshot.totals
+    server, totals = stack_state.server, stack_state.totals
     match fact:
         case facts.SlotSelected(threshold_ratio=float(threshold)) if threshold != server.similarity_threshold_ratio:
-            return replace(snapshot, server=replace(server, similarity_threshold_ratio=threshold))
+            return replace(stack_state, server=replace(server, similarity_threshold_ratio=threshold))
         case facts.SlotsInitialised():
             return replace(
-                snapshot,
+                stack_state,
                 server=replace(
                     server,
                     slots=fact.slots,
@@ -30,42 +30,44 @@ def note_fact(snapshot: Snapshot, fact: facts.LogFact, time_s: float) -> Snapsho
                 ),
             )
         case facts.SlotCreated():
-            return replace(snapshot, server=replace(server, ctx_per_slot=fact.ctx_per_slot))
+            return replace(stack_state, server=replace(server, ctx_per_slot=fact.ctx_per_slot))
         case facts.DeviceUsed():
-            return replace(snapshot, server=replace(server, device=fact.device, device_name=fact.description))
+            return replace(stack_state, server=replace(server, device=fact.device, device_name=fact.description))
         case facts.LayersOffloaded():
             return replace(
-                snapshot, server=replace(server, layers_offloaded=fact.layers, layers_total=fact.layers_total)
+                stack_state, server=replace(server, layers_offloaded=fact.layers, layers_total=fact.layers_total)
             )
         case facts.BufferAllocated():
             key = f"{fact.kind} {fact.device}"
             buffers: Mapping[str, int] = {**server.buffers, key: server.buffers.get(key, 0) + fact.size_bytes}
-            return replace(snapshot, server=replace(server, buffers=buffers))
+            return replace(stack_state, server=replace(server, buffers=buffers))
         case facts.ServerSlept():
-            return replace(snapshot, server=replace(server, asleep=fact.asleep))
+            return replace(stack_state, server=replace(server, asleep=fact.asleep))
         case facts.ServerWarned() if fact.text not in server.warnings:
             warnings = (*server.warnings[-(WARNINGS_KEPT - 1) :], fact.text)
-            snapshot = replace(snapshot, server=replace(server, warnings=warnings))
-            return add_notice(snapshot, time_s, "warning", f"llama-server: {fact.text}")
+            stack_state = replace(stack_state, server=replace(server, warnings=warnings))
+            return add_notice(stack_state, time_s, "warning", f"llama-server: {fact.text}")
         case facts.CacheRamLimited():
-            return replace(snapshot, ram_cache=replace(snapshot.ram_cache, limit_bytes=fact.limit_bytes))
+            return replace(stack_state, ram_cache=replace(stack_state.ram_cache, limit_bytes=fact.limit_bytes))
         case facts.RamCacheState():
-            limit = fact.limit_bytes if fact.limit_bytes is not None else snapshot.ram_cache.limit_bytes
-            return replace(snapshot, ram_cache=RamCacheView(fact.prompts, fact.size_bytes, limit))
+            limit = fact.limit_bytes if fact.limit_bytes is not None else stack_state.ram_cache.limit_bytes
+            return replace(stack_state, ram_cache=RamCacheView(fact.prompts, fact.size_bytes, limit))
         case facts.RamCacheHit():
-            return replace(snapshot, totals=replace(totals, ram_hits=totals.ram_hits + 1))
+            return replace(stack_state, totals=replace(totals, ram_hits=totals.ram_hits + 1))
         case facts.RamCacheEvicted():
-            return replace(snapshot, totals=replace(totals, ram_evictions=totals.ram_evictions + 1))
+            return replace(stack_state, totals=replace(totals, ram_evictions=totals.ram_evictions + 1))
         case facts.FullReprocess():
-            return replace(snapshot, totals=replace(totals, full_reprocesses=totals.full_reprocesses + 1))
+            return replace(stack_state, totals=replace(totals, full_reprocesses=totals.full_reprocesses + 1))
         case facts.CheckpointRestored():
-            return replace(snapshot, totals=replace(totals, checkpoints_restored=totals.checkpoints_restored + 1))
+            return replace(stack_state, totals=replace(totals, checkpoints_restored=totals.checkpoints_restored + 1))
         case facts.ContextShifted():
-            return replace(snapshot, totals=replace(totals, context_shifts=totals.context_shifts + 1))
+            return replace(stack_state, totals=replace(totals, context_shifts=totals.context_shifts + 1))
         case facts.UnknownRecord():
-            samples = snapshot.log.drift_samples
+            samples = stack_state.log.drift_samples
             if len(samples) < DRIFT_SAMPLES_KEPT and fact.text not in samples:
                 samples = (*samples, fact.text)
-            return replace(snapshot, log=replace(snapshot.log, drift=snapshot.log.drift + 1, drift_samples=samples))
+            return replace(
+                stack_state, log=replace(stack_state.log, drift=stack_state.log.drift + 1, drift_samples=samples)
+            )
         case _:
-            return snapshot
+            return stack_state

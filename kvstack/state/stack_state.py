@@ -17,7 +17,7 @@ WITHOUT_SERVER = frozenset({State.BACKOFF, State.STOPPED, State.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StackState:
     """One stack at one moment."""
 
     name: str
@@ -166,8 +166,8 @@ def _totals_dict(totals: Totals) -> dict[str, Any]:
     }
 
 
-def _slot_dict(slot: SlotView, snapshot: Snapshot) -> dict[str, Any]:
-    task = next((task for task in reversed(snapshot.join.tasks) if task.task == slot.task), None)
+def _slot_dict(slot: SlotView, stack_state: StackState) -> dict[str, Any]:
+    task = next((task for task in reversed(stack_state.join.tasks) if task.task == slot.task), None)
     return {
         "slot": slot.slot,
         "tokens": slot.tokens,
@@ -259,6 +259,6 @@ def _row_dict(row: RequestRow) -> dict[str, Any]:
     }
 
 
-def add_notice(snapshot: Snapshot, time_s: float, level: str, text: str) -> Snapshot:
+def add_notice(stack_state: StackState, time_s: float, level: str, text: str) -> StackState:
     """Keep something that a person should read."""
-    return replace(snapshot, notices=(*snapshot.notices[-(NOTICES_KEPT - 1) :], (time_s, level, text)))
+    return replace(stack_state, notices=(*stack_state.notices[-(NOTICES_KEPT - 1) :], (time_s, level, text)))

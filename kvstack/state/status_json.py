@@ -16,10 +16,10 @@ from typing import Any
 from kvstack.state.attribution import Join
 from kvstack.state.lifecycle import State
 from kvstack.state.records import SlotView
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 
 
-def snapshot_from_dict(data: dict[str, Any]) -> Snapshot:
+def snapshot_from_dict(data: dict[str, Any]) -> StackState:
     """The inverse of `Snapshot.to_dict`, as far as *data* goes."""
     flat = dict(data)
     proxy = flat.pop("proxy", None)
@@ -29,9 +29,9 @@ def snapshot_from_dict(data: dict[str, Any]) -> Snapshot:
     server = flat.get("server")
     if isinstance(server, dict):
         flat["server"] = {**server, "buffers": server.get("buffers_bytes")}
-    snapshot = _build(Snapshot, flat)
-    assert isinstance(snapshot, Snapshot)
-    return replace(snapshot, join=_join(data))
+    stack_state = _build(StackState, flat)
+    assert isinstance(stack_state, StackState)
+    return replace(stack_state, join=_join(data))
 
 
 def _join(data: dict[str, Any]) -> Join:

@@ -21,7 +21,7 @@ from typing import Any
 from kvstack.errors import ExitCode, KvstackError
 from kvstack.stack.plan import Plan
 from kvstack.stack.stack import Stack
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.terminal import format, output
 from kvstack.terminal.plain_lines import Announcer, Line
 
@@ -59,14 +59,14 @@ async def _run(plan: Plan, dashboard: bool) -> int:
             await _with_dashboard(stack, signals)
         else:
             await _with_lines(stack)
-    output.say(_farewell(stack.bus.snapshot, time.monotonic() - begun_s))
+    output.say(_farewell(stack.bus.stack_state, time.monotonic() - begun_s))
     return signals.exit_code
 
 
 async def _with_dashboard(stack: Stack, signals: _Signals) -> None:
     from kvstack.terminal.dashboard.live import Dashboard  # noqa: PLC0415 - plain lines need no rich
 
-    drawn = Dashboard(lambda: stack.bus.snapshot)
+    drawn = Dashboard(lambda: stack.bus.stack_state)
     code: int = ExitCode.ERROR
     try:
         with drawn:
@@ -103,16 +103,16 @@ async def _announce(stack: Stack, put: Callable[[Line], None], over: asyncio.Eve
         while True:
             await asyncio.wait({next_event, ended}, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
             if next_event.done():
-                for line in announcer.feed(next_event.result(), stack.bus.snapshot):
+                for line in announcer.feed(next_event.result(), stack.bus.stack_state):
                     put(line)
                 next_event = asyncio.ensure_future(anext(events))
                 await asyncio.sleep(0)  # what waits already is taken before the end is looked at
             elif ended.done():
                 break
-            for line in announcer.settle(stack.bus.snapshot, time.time()):
+            for line in announcer.settle(stack.bus.stack_state, time.time()):
                 put(line)
         next_event.cancel()
-        for line in announcer.settle(stack.bus.snapshot, float("inf")):
+        for line in announcer.settle(stack.bus.stack_state, float("inf")):
             put(line)
 
 
@@ -190,9 +190,9 @@ class _Signals:
             self._stack.kill()
 
 
-def _farewell(snapshot: Snapshot, lived_s: float) -> str:
-    totals = snapshot.totals
-    text = f"{snapshot.name} ended after {format.duration(lived_s)}"
+def _farewell(stack_state: StackState, lived_s: float) -> str:
+    totals = stack_state.totals
+    text = f"{stack_state.name} ended after {format.duration(lived_s)}"
     if totals.requests:
         text += f": {format.plural(totals.requests, 'request')}"
         if totals.prompt_tokens:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.terminal import format
 from kvstack.terminal.format import one_line
 
@@ -61,13 +61,13 @@ def _plain(count: int | None) -> str:
     return format.UNKNOWN if count is None else str(count)
 
 
-def how_to_use(snapshot: Snapshot) -> list[str]:
+def how_to_use(stack_state: StackState) -> list[str]:
     """What to do with a stack that is ready."""
-    url, name = snapshot.proxy_url, snapshot.name
+    url, name = stack_state.proxy_url, stack_state.name
     return [
         f"  OpenAI clients:     base URL {url}/v1 (any API key)",
         f"  Anthropic clients:  base URL {url}",
-        f"  other terminals:    {verbs_for(name, attached=snapshot.server.is_attached)}",
+        f"  other terminals:    {verbs_for(name, attached=stack_state.server.is_attached)}",
     ]
 
 
@@ -90,17 +90,17 @@ class Announcer:
         self._pending: dict[int, float] = {}
         self._told_how = False
 
-    def feed(self, event: Event, snapshot: Snapshot) -> list[Line]:
+    def feed(self, event: Event, stack_state: StackState) -> list[Line]:
         """
         Lines that *event* gives at once.
 
         Args:
             event: What happened.
-            snapshot: The stack as of then, or later.
+            stack_state: The stack as of then, or later.
         """
         match event:
             case StateChanged():
-                return self._state(event, snapshot)
+                return self._state(event, stack_state)
             case WarmupEnded(outcome="done"):
                 return [Line(_warm(event))]
             case WarmupJudged(holds=True):
@@ -115,9 +115,9 @@ class Announcer:
             case _:
                 return []
 
-    def settle(self, snapshot: Snapshot, now_s: float) -> list[Line]:
+    def settle(self, stack_state: StackState, now_s: float) -> list[Line]:
         """Lines of requests that are over and whose figures are there, or will not come any more."""
-        rows = {row.id: row for row in snapshot.requests}
+        rows = {row.id: row for row in stack_state.requests}
         lines: list[Line] = []
         for number, ended_s in list(self._pending.items()):
             row = rows.get(number)
@@ -128,14 +128,14 @@ class Announcer:
                 lines.append(Line(request_line(row), is_data=True))
         return lines
 
-    def _state(self, event: StateChanged, snapshot: Snapshot) -> list[Line]:
+    def _state(self, event: StateChanged, stack_state: StackState) -> list[Line]:
         reason = f": {one_line(event.reason)}" if event.reason else ""
-        if snapshot.server.is_attached and event.state in {State.LOADING, State.BACKOFF}:
-            reason = f": {one_line(snapshot.server.url or '')}{reason}"
+        if stack_state.server.is_attached and event.state in {State.LOADING, State.BACKOFF}:
+            reason = f": {one_line(stack_state.server.url or '')}{reason}"
         lines = [Line(f"{event.state.value}{reason}")]
         if event.state is State.READY and not self._told_how:
             self._told_how = True
-            lines += [Line(text) for text in how_to_use(snapshot)]
+            lines += [Line(text) for text in how_to_use(stack_state)]
         return lines
 
 

@@ -40,7 +40,7 @@ class Conversation:
     head: str | None
 
 
-class Gate:
+class Pause:
     """
     Open for clients' requests, except while a slot is filled.
 
@@ -77,9 +77,9 @@ class Gate:
 
     def is_taken(self) -> bool:
         """Whether this run of the server has seen a client's request, so that a slot may hold a conversation."""
-        snapshot = self._bus.snapshot
-        return any(row.run == snapshot.join.run and row.phase != "received" for row in snapshot.requests) or any(
-            slot.tokens and not slot.is_warmup for slot in snapshot.slots
+        stack_state = self._bus.stack_state
+        return any(row.run == stack_state.join.run and row.phase != "received" for row in stack_state.requests) or any(
+            slot.tokens and not slot.is_warmup for slot in stack_state.slots
         )
 
     def sent(self, number: int, path: str, body: bytes) -> None:
@@ -93,18 +93,18 @@ class Gate:
         """
         if not self._remembers:
             return
-        snapshot = self._bus.snapshot
-        row = snapshot.row(number)
+        stack_state = self._bus.stack_state
+        row = stack_state.row(number)
         key = (row.conversation if row is not None else None) or number
         self._newest.pop(key, None)
         head = head_digest(body) if api_of(path) is Api.CHAT and len(body) <= HEAD_BYTES else None
-        self._newest[key] = (snapshot.join.run, Conversation(number, path, head))
+        self._newest[key] = (stack_state.join.run, Conversation(number, path, head))
         while len(self._newest) > CONVERSATIONS_KEPT:
             self._newest.popitem(last=False)
 
     def conversations(self) -> list[Conversation]:
         """The conversations that have a slot of this run of the server, the newest first; all, if it has no log."""
-        join = self._bus.snapshot.join
+        join = self._bus.stack_state.join
         held = {slot.request for slot in join.slots}
         return [
             conversation
@@ -115,7 +115,7 @@ class Gate:
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[bool]:
         """Hold requests back while the block runs; false if one is with the server and does not end."""
-        if self._bus.snapshot.state is not State.READY:  # nobody is served
+        if self._bus.stack_state.state is not State.READY:  # nobody is served
             yield True
             return
         self._open.clear()
@@ -132,7 +132,8 @@ class Gate:
         self._bus.publish(WarmupStepped(time.time(), prompt_tokens, evaluated_tokens))
 
     def _is_serving(self) -> bool:
-        snapshot = self._bus.snapshot
+        stack_state = self._bus.stack_state
         return any(
-            row.run == snapshot.join.run and row.phase != "received" and not row.is_over for row in snapshot.requests
+            row.run == stack_state.join.run and row.phase != "received" and not row.is_over
+            for row in stack_state.requests
         )

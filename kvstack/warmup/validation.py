@@ -28,7 +28,7 @@ class _Answered:
     cached_tokens: int
 
 
-class Prover:
+class SnapshotValidator:
     """
     Watches the requests after a restore until one begins with the restored prefix.
 
@@ -109,14 +109,14 @@ class Prover:
     async def _had_the_slot(self, number: int) -> bool:
         """Whether the log shows that a request came to a slot that held what was restored."""
         deadline = time.monotonic() + SETTLE_S
-        while (row := self._bus.snapshot.row(number)) is not None and not row.settled:
+        while (row := self._bus.stack_state.row(number)) is not None and not row.settled:
             if time.monotonic() > deadline:
                 return False
             await asyncio.sleep(LOOK_S)
         work = row.work if row is not None else None
         if work is None or not (work.is_proved and work.holder_is_warmup) or work.holder_is_cut or work.ram_hit:
             return False
-        before = [task for task in self._bus.snapshot.join.tasks if task.slot == work.slot and task.task < work.task]
+        before = [task for task in self._bus.stack_state.join.tasks if task.slot == work.slot and task.task < work.task]
         # What came while the stack was not ready yet is taken for its own until figures prove it.
         return work.slot == 0 and all(task.is_proved for task in before[-1:])
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvstack.llama.response import AnswerTap
-from kvstack.prompt.engine import Stripped
+from kvstack.prompt.engine import RewriteResult
 from kvstack.prompt.request.document import Api, api_of
 from kvstack.prompt.warmup_request import WarmupRequest, with_user_text
 from kvstack.state.events import WarmupEnded
@@ -43,7 +43,7 @@ class Warmer:
     def __init__(
         self,
         upstream: Upstream,
-        strip: Callable[[bytes, str, list[tuple[str, str]]], Stripped],
+        strip: Callable[[bytes, str, list[tuple[str, str]]], RewriteResult],
         request: WarmupRequest | None,
         *,
         long_user_text: bool = False,

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 
-from kvstack.process.child import Remains
+from kvstack.process.child import ExitInfo
 from kvstack.process.identity import ProcessIdentity
 from kvstack.process.watchdog import Sample
 
@@ -94,14 +94,14 @@ class FakeChild:
         """What was prepared."""
         return self.sampled if self.alive else None
 
-    async def close(self, timeout_s: float) -> Remains:
+    async def close(self, timeout_s: float) -> ExitInfo:
         """Tidy up."""
         del timeout_s
         assert not self.alive, "it is ended first, and tidied up after that"
         self.closed = True
         for task in self._ends:
             task.cancel()
-        return Remains(self.exited.result(), last_lines=self.last_lines)
+        return ExitInfo(self.exited.result(), last_lines=self.last_lines)
 
 
 class Nowhere:

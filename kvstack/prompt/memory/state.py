@@ -47,7 +47,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class ConversationState:
     """
     What is known of a conversation after one of its requests.
 
@@ -119,7 +119,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class Hints:
     """
     What a request says of its conversation beside the words of its turns.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvstack.prompt.answering import Answer, distinct, likeness
-from kvstack.prompt.memory.state import Chain, Remembered, Signs
+from kvstack.prompt.memory.state import Chain, ConversationState, Hints
 from kvstack.prompt.recurring import RecentRequests
 from kvstack.prompt.sharing import SharedBytes
 
@@ -42,7 +42,7 @@ class ConversationMemory:
         self._bytes = SharedBytes()
         self.warned: set[str] = set()
         self.recent = RecentRequests()
-        self._links: OrderedDict[bytes, tuple[Remembered, ...]] = OrderedDict()
+        self._links: OrderedDict[bytes, tuple[ConversationState, ...]] = OrderedDict()
         # The last link that each conversation left behind.
         self._newest: dict[str, bytes] = {}
         self._requests = 0
@@ -56,7 +56,7 @@ class ConversationMemory:
         """Estimate of the memory that is held."""
         return self._bytes.total
 
-    def find(self, chain: Chain, signs: Signs) -> Remembered:
+    def find(self, chain: Chain, signs: Hints) -> ConversationState:
         """
         Find the conversation that a request continues.
 
@@ -69,7 +69,7 @@ class ConversationMemory:
         """
         found, refusals = self._find(chain, signs) if chain.answered is not None else (None, 0)
         if found is None:
-            return Remembered(
+            return ConversationState(
                 self.name(),
                 session=signs.session,
                 same=signs.same,
@@ -79,7 +79,7 @@ class ConversationMemory:
             )
         return replace(found, session=found.session or signs.session, same=found.same or signs.same)
 
-    def _find(self, chain: Chain, signs: Signs) -> tuple[Remembered | None, int]:
+    def _find(self, chain: Chain, signs: Hints) -> tuple[ConversationState | None, int]:
         """
         Look for the longest link that is known.
 
@@ -103,14 +103,14 @@ class ConversationMemory:
             return _choose(answered, waiting, signs), refusals
         return None, 0
 
-    def _waiting(self, chain: Chain, known: Sequence[Remembered], signs: Signs) -> list[Remembered]:
+    def _waiting(self, chain: Chain, known: Sequence[ConversationState], signs: Hints) -> list[ConversationState]:
         """
         Find other conversations of which a request may be the next.
 
         A request that some conversation has sent already need not be its repetition: another one that waits one turn
         before may have come to say the same.
         """
-        found: list[Remembered] = []
+        found: list[ConversationState] = []
         names = {twin.conversation for twin in known}
         for index in range(len(chain.links) - 2, -1, -1):
             link = chain.links[index]
@@ -124,7 +124,7 @@ class ConversationMemory:
             found += [twin for twin in _answered(twins, signs, index)[0] if twin.conversation not in names]
         return found
 
-    def remember(self, chain: Chain, state: Remembered) -> Answer:
+    def remember(self, chain: Chain, state: ConversationState) -> Answer:
         """
         Keep the state of a conversation after a request.
 
@@ -156,7 +156,7 @@ class ConversationMemory:
             self._forget(oldest, link)
         return answer
 
-    def _forget(self, twins: Sequence[Remembered], link: bytes) -> None:
+    def _forget(self, twins: Sequence[ConversationState], link: bytes) -> None:
         for twin in twins:
             if self._newest.get(twin.conversation) == link:
                 del self._newest[twin.conversation]
@@ -169,7 +169,7 @@ class ConversationMemory:
         return f"c{self._names}"
 
 
-def _may_be(twin: Remembered, signs: Signs) -> bool:
+def _may_be(twin: ConversationState, signs: Hints) -> bool:
     """Tell whether nothing that is known says that this is another conversation."""
     return (
         (signs.session is None or twin.session is None or twin.session == signs.session)
@@ -178,14 +178,14 @@ def _may_be(twin: Remembered, signs: Signs) -> bool:
     )
 
 
-def _certain(twin: Remembered, signs: Signs) -> bool:
+def _certain(twin: ConversationState, signs: Hints) -> bool:
     """Tell whether more than equal words says that this is the conversation."""
     return (signs.session is not None and twin.session == signs.session) or (
         signs.mark.unique and twin.mark == signs.mark
     )
 
 
-def _answered(twins: Sequence[Remembered], signs: Signs, index: int) -> tuple[list[Remembered], int]:
+def _answered(twins: Sequence[ConversationState], signs: Hints, index: int) -> tuple[list[ConversationState], int]:
     """
     Keep the states that a request may go on from, by the answer that it holds behind their last item.
 
@@ -218,7 +218,7 @@ def _doubt(refusals: int) -> int:
     return 1 << 2 * min(refusals - 1, 8) if refusals > 1 else 0
 
 
-def _alike(one: Remembered, other: Remembered) -> bool:
+def _alike(one: ConversationState, other: ConversationState) -> bool:
     """Tell whether two states would do the same to a request."""
     return (one.frozen, one.announced, one.appended, _said(one), one.session, one.same, one.mark) == (
         other.frozen,
@@ -231,12 +231,14 @@ def _alike(one: Remembered, other: Remembered) -> bool:
     )
 
 
-def _said(state: Remembered) -> list[tuple[int, str]]:
+def _said(state: ConversationState) -> list[tuple[int, str]]:
     """Return what the carriers of a state say, however they are spelled."""
     return [(placed.position, placed.text) for placed in state.placed]
 
 
-def _choose(twins: Sequence[Remembered], waiting: Sequence[Remembered], signs: Signs) -> Remembered | None:
+def _choose(
+    twins: Sequence[ConversationState], waiting: Sequence[ConversationState], signs: Hints
+) -> ConversationState | None:
     """
     Choose among states with equal chains by what only one of them knows; None if several fit, or none is there.
 
@@ -245,7 +247,7 @@ def _choose(twins: Sequence[Remembered], waiting: Sequence[Remembered], signs: S
         waiting: States of others that may go on so as well.
         signs: What the request says of its conversation beside words.
     """
-    tests: list[Callable[[Remembered], bool]] = [
+    tests: list[Callable[[ConversationState], bool]] = [
         lambda twin: signs.session is not None and twin.session == signs.session
     ]
     if signs.live:

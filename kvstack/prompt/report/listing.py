@@ -7,7 +7,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from kvstack.config.rules import RuleSpec
-from kvstack.prompt.engine import CACHE_PROMPT, UNSPLIT, Stripped
+from kvstack.prompt.engine import CACHE_PROMPT, UNSPLIT, RewriteResult
 from kvstack.prompt.request.document import spell_path
 from kvstack.prompt.rules.ruleset import Rule, RuleSet
 
@@ -161,7 +161,7 @@ def _digest(rule: Rule) -> str:
     return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
 
-def show_edits(body: bytes, stripped: Stripped) -> list[Shown]:
+def show_edits(body: bytes, stripped: RewriteResult) -> list[Shown]:
     """
     Show each edit of a request.
 

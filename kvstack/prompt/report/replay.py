@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from kvstack.prompt.diff.difference import Divergence, diverge_rendered, likeness
 from kvstack.prompt.diff.segments import CommonPrefix, Segment, common_prefix, render
-from kvstack.prompt.engine import Stripped, apply_rules
+from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.recording import Recorded
 from kvstack.prompt.recurring import Hit
 from kvstack.prompt.report.listing import Shown, show_edits
 from kvstack.prompt.rules.ruleset import Rule, RuleSet
-from kvstack.prompt.rules.trace import Parting, Trace, part
+from kvstack.prompt.rules.trace import Mismatch, Trace, part
 
 _MOST = 0.5
 # Of these many latest requests the one that is most like a new conversation is looked for.
@@ -67,11 +67,11 @@ class NewConversation:
     """
 
     like: int | None = None
-    parting: Parting | None = None
+    parting: Mismatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class ReplayResult:
     """
     One request after the rules.
 
@@ -89,7 +89,7 @@ class Tried:
 
     number: int
     recorded: Recorded
-    stripped: Stripped
+    stripped: RewriteResult
     edits: tuple[Shown, ...]
     empty: bool = False
     compared: Compared | None = None
@@ -131,7 +131,7 @@ class _Former:
     trace: Trace
 
 
-def try_requests(requests: Sequence[Recorded], rules: RuleSet, chat_template: str | None = None) -> list[Tried]:
+def try_requests(requests: Sequence[Recorded], rules: RuleSet, chat_template: str | None = None) -> list[ReplayResult]:
     """
     Apply rules to recorded requests in their order, as a stack would that was started for them.
 
@@ -141,7 +141,7 @@ def try_requests(requests: Sequence[Recorded], rules: RuleSet, chat_template: st
         chat_template: The model's chat template, if it is known.
     """
     memory = ConversationMemory()
-    tried: list[Tried] = []
+    tried: list[ReplayResult] = []
     formers: list[_Former] = []
     for number, request in enumerate(requests, start=1):
         body, path = request.body.encode(), request.endpoint
@@ -154,7 +154,7 @@ def try_requests(requests: Sequence[Recorded], rules: RuleSet, chat_template: st
             formers.append(former)
         edits = tuple(show_edits(body, stripped))
         same = _same_edits(edits, tried[compared.number - 1].edits) if compared else frozenset()
-        tried.append(Tried(number, request, stripped, edits, not former.before, compared, new, same))
+        tried.append(ReplayResult(number, request, stripped, edits, not former.before, compared, new, same))
     return tried
 
 
@@ -194,7 +194,7 @@ def _beside(former: _Former, current: _Former) -> Compared:
     )
 
 
-def unmatched_rules(rules: RuleSet, tried: Sequence[Tried]) -> list[Unmatched]:
+def unmatched_rules(rules: RuleSet, tried: Sequence[ReplayResult]) -> list[Unmatched]:
     """Return the rules of the user's config that matched nowhere in the requests; also those that are off."""
     matched = {hit.rule for one in tried for hit in one.stripped.hits}
     matched |= {idle.rule for one in tried for idle in one.stripped.idle}
@@ -202,7 +202,7 @@ def unmatched_rules(rules: RuleSet, tried: Sequence[Tried]) -> list[Unmatched]:
     return [_unmatched(rule, tried) for rule in own]
 
 
-def _unmatched(rule: Rule, tried: Sequence[Tried]) -> Unmatched:
+def _unmatched(rule: Rule, tried: Sequence[ReplayResult]) -> Unmatched:
     patterns = [pattern for pattern in rule.block.patterns if pattern.head.strip()]
     found: Unmatched | None = None
     for one in tried if rule.active and patterns else ():

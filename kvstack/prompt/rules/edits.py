@@ -20,7 +20,7 @@ ByItem = tuple[Mapping[int, By], Mapping[int, By]]
 
 
 @dataclass(slots=True)
-class Op:
+class Replacement:
     """
     One replacement inside a text, in decoded offsets.
 
@@ -63,11 +63,11 @@ class Op:
         )
 
 
-def settle(ops: Sequence[Op]) -> list[Op]:
+def settle(ops: Sequence[Replacement]) -> list[Replacement]:
     """Order the replacements of each text; of two that overlap the first stays."""
     if len(ops) < 2:
         return list(ops)
-    settled: list[Op] = []
+    settled: list[Replacement] = []
     ends: dict[JsonPath, int] = {}
     for op in sorted(ops, key=lambda op: (op.text.base + op.start, op.text.base + op.end)):
         start, end = op.text.base + op.start, op.text.base + op.end
@@ -77,7 +77,7 @@ def settle(ops: Sequence[Op]) -> list[Op]:
     return settled
 
 
-def changed_text(text: Text, ops: Sequence[Op], *, bare: bool) -> str:
+def changed_text(text: Text, ops: Sequence[Replacement], *, bare: bool) -> str:
     """Return a text after its replacements, or as it counts when conversations are compared."""
     out: list[str] = []
     done = 0
@@ -91,7 +91,7 @@ def changed_text(text: Text, ops: Sequence[Op], *, bare: bool) -> str:
 
 def body_edits(
     document: Document,
-    ops: Sequence[Op],
+    ops: Sequence[Replacement],
     dropped: Sequence[int],
     inserted: Mapping[int, Sequence[str]],
     by_item: ByItem | None = None,
@@ -109,7 +109,7 @@ def body_edits(
     Returns:
         The edits; those at one place in the order in which they belong.
     """
-    by_path: dict[JsonPath, list[Op]] = {}
+    by_path: dict[JsonPath, list[Replacement]] = {}
     for op in ops:
         if op.new is not None and op.new != op.live:
             by_path.setdefault(op.text.path, []).append(op)
@@ -131,12 +131,12 @@ def body_edits(
     return [*edits, *_item_edits(document, dropped, inserted, by_item or ({}, {}))]
 
 
-def _empties(text: Text, group: Sequence[Op]) -> bool:
+def _empties(text: Text, group: Sequence[Replacement]) -> bool:
     """Tell whether replacements leave nothing of a text; those of one text do not overlap."""
     return sum(op.end - op.start for op in group) == len(text.value) and not any(op.new for op in group)
 
 
-def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> list[Edit]:
+def _inside_literal(document: Document, path: JsonPath, group: Sequence[Replacement]) -> list[Edit]:
     offsets = [op.text.base + offset for op in group for offset in (op.start, op.end)]
     text = group[0].text
     raw = raw_offsets(
@@ -145,7 +145,7 @@ def _inside_literal(document: Document, path: JsonPath, group: Sequence[Op]) -> 
     return [Edit(raw[2 * n], raw[2 * n + 1], escape(op.new or ""), op.by) for n, op in enumerate(group)]
 
 
-def _added_part(document: Document, path: JsonPath, group: Sequence[Op]) -> Edit:
+def _added_part(document: Document, path: JsonPath, group: Sequence[Replacement]) -> Edit:
     """Add a text part to an item that has none."""
     array = walk_array(document.text, document.locate(path[:-2])[0])
     kind = "input_text" if document.api is Api.RESPONSES else "text"
@@ -156,7 +156,7 @@ def _added_part(document: Document, path: JsonPath, group: Sequence[Op]) -> Edit
 
 
 def _without_parts(
-    document: Document, path: JsonPath, indices: Sequence[int], by_path: Mapping[JsonPath, Sequence[Op]]
+    document: Document, path: JsonPath, indices: Sequence[int], by_path: Mapping[JsonPath, Sequence[Replacement]]
 ) -> list[Edit]:
     """
     Drop content parts that a rule emptied, as the client would send a turn without them; the last one stays, empty.

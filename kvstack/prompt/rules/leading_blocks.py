@@ -47,7 +47,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadBlock:
+class LeadingBlock:
     """
     A block that was read.
 
@@ -76,7 +76,7 @@ class Head:
         words: Something of the user's follows.
     """
 
-    blocks: tuple[HeadBlock, ...]
+    blocks: tuple[LeadingBlock, ...]
     doubled: frozenset[str] = frozenset()
     words: bool = True
 
@@ -108,7 +108,7 @@ class HeadReader:
         """Read the head of a user item; the cursor goes on to the next text only if blocks fill the one before it."""
         if not self._heads or not texts or not texts[0].value.startswith(self._heads):
             return _NOTHING
-        read: list[HeadBlock] = []
+        read: list[LeadingBlock] = []
         used: set[str] = set()
         doubled: set[str] = set()
         for text in texts:
@@ -123,7 +123,7 @@ class HeadReader:
                 pos = hit.end
         return Head(tuple(read), frozenset(doubled), words=False)
 
-    def _next(self, text: Text, pos: int, used: set[str], doubled: set[str]) -> HeadBlock | None:
+    def _next(self, text: Text, pos: int, used: set[str], doubled: set[str]) -> LeadingBlock | None:
         hit = None
         value = text.value
         if not value.startswith(self._heads, pos):
@@ -154,7 +154,7 @@ class HeadReader:
                 if again:
                     doubled.add(block.name)
                 else:
-                    hit = HeadBlock(block, text, found, end)
+                    hit = LeadingBlock(block, text, found, end)
         return hit
 
 

@@ -18,9 +18,9 @@ from kvstack.prompt.recurring import Former
 from kvstack.prompt.request.document import Document
 from kvstack.prompt.request.message import Item, Text
 from kvstack.prompt.request.tools import tool_name, tool_texts
-from kvstack.prompt.rules.edits import Op
-from kvstack.prompt.rules.leading_blocks import Head, HeadBlock, match_first
-from kvstack.prompt.rules.matches import Append, Carrier, Findings
+from kvstack.prompt.rules.edits import Replacement
+from kvstack.prompt.rules.leading_blocks import Head, LeadingBlock, match_first
+from kvstack.prompt.rules.matches import Append, Matches, TrailingMessage
 from kvstack.prompt.rules.ruleset import Client, Rule, SearchTable
 from kvstack.prompt.settling import found_so_far, mark_of, settle_item
 
@@ -28,7 +28,7 @@ from kvstack.prompt.settling import found_so_far, mark_of, settle_item
 _OPENING_CHARACTERS = 8192
 
 
-def find_all(document: Document, client: Client, former: Former | None = None, *, settles: bool = False) -> Findings:
+def find_all(document: Document, client: Client, former: Former | None = None, *, settles: bool = False) -> Matches:
     """
     Find the blocks of all rules of a client.
 
@@ -56,7 +56,7 @@ class _Finder:
     def __init__(self, document: Document, client: Client, settles: bool) -> None:
         self.document = document
         self.client = client
-        self.findings = Findings()
+        self.findings = Matches()
         self._dialect = document.api.value
         self._carriers: set[int] = set()
         self._settles = settles
@@ -98,7 +98,7 @@ class _Finder:
                 self.findings.done.append((rule, item.path, 1))
                 rule = None
             same = _first_target(rule.same, value) if rule else ""
-            self.findings.carriers.append(Carrier(index, rule, same))
+            self.findings.carriers.append(TrailingMessage(index, rule, same))
             self._carriers.add(index)
             self._unsettle(index)
 
@@ -180,7 +180,7 @@ class _Finder:
                     if block.block.name == rule.spec.inside:
                         self._search(block.text, table, block.found.start, block.found.end)
 
-    def _head_block(self, block: HeadBlock, head: Head, rules: Iterable[Rule], opening: Item) -> None:
+    def _head_block(self, block: LeadingBlock, head: Head, rules: Iterable[Rule], opening: Item) -> None:
         fitting = [rule for rule in rules if _fits(rule, block.found)]
         # The client's block and the user's copy of it stand in a row: nobody can tell which is whose.
         if block.block.name in head.doubled:
@@ -271,7 +271,7 @@ class _Finder:
         spec = rule.spec
         start, stop = found.target
         whole = (start, stop) == (found.start, found.end)
-        op = Op(text, start, end if whole else stop, "", "", rule)
+        op = Replacement(text, start, end if whole else stop, "", "", rule)
         match spec.action:
             case "observe":
                 self.findings.done.append((rule, text.path, 1))
@@ -303,8 +303,8 @@ def _fits(rule: Rule, found: Found) -> bool:
     return not rule.spec.has or fits(found.value, dict(rule.spec.has))
 
 
-def _cut(text: Text, span: tuple[int, int], rules: Sequence[Rule]) -> Op:
-    return Op(text, *span, "", "", rules[0], counted=False, rules=tuple(rules))
+def _cut(text: Text, span: tuple[int, int], rules: Sequence[Rule]) -> Replacement:
+    return Replacement(text, *span, "", "", rules[0], counted=False, rules=tuple(rules))
 
 
 def _same_span(one: Found, other: Found) -> bool:

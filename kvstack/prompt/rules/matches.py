@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvstack.prompt.rawjson.scan import JsonPath
 from kvstack.prompt.recurring import NO_MARK, Local, Mark
-from kvstack.prompt.rules.edits import Op
+from kvstack.prompt.rules.edits import Replacement
 from kvstack.prompt.rules.leading_blocks import Head
 from kvstack.prompt.rules.ruleset import Rule
 
@@ -28,7 +28,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
+class TrailingMessage:
     """
     A whole message that the client adds to the newest turn and never keeps.
 
@@ -44,7 +44,7 @@ class Carrier:
 
 
 @dataclass(slots=True)
-class Findings:
+class Matches:
     """
     Everything that the rules found in one request.
 
@@ -62,9 +62,9 @@ class Findings:
         idle: Rules that matched what is as they want it already: rule, path, why nothing is to be done.
     """
 
-    ops: list[Op] = field(default_factory=list)
+    ops: list[Replacement] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
-    carriers: list[Carrier] = field(default_factory=list)
+    carriers: list[TrailingMessage] = field(default_factory=list)
     done: list[tuple[Rule, JsonPath, int]] = field(default_factory=list)
     message_ids: int = 0
     digests: dict[int, bytes] = field(default_factory=dict)

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvstack.prompt.memory.state import Appended, Placed, Remembered
+from kvstack.prompt.memory.state import Appended, ConversationState, Placed
 from kvstack.prompt.rawjson.scan import JsonPath
 from kvstack.prompt.request.document import Document
 from kvstack.prompt.request.message import Item, Text
-from kvstack.prompt.rules.edits import Op, changed_text
-from kvstack.prompt.rules.matches import Append, Findings
+from kvstack.prompt.rules.edits import Replacement, changed_text
+from kvstack.prompt.rules.matches import Append, Matches
 from kvstack.prompt.rules.ruleset import Rule, RuleSet
 from kvstack.prompt.rules.trailing_messages import SaidBefore
 
@@ -58,8 +58,8 @@ class Planner:
     def __init__(
         self,
         document: Document,
-        findings: Findings,
-        ops: Sequence[Op],
+        findings: Matches,
+        ops: Sequence[Replacement],
         rules: RuleSet,
         indices: Sequence[int],
         remembers: bool,
@@ -74,7 +74,7 @@ class Planner:
         self._remembers = remembers
         self._merges = merges
 
-    def decide(self, state: Remembered, live: Mapping[str, str]) -> Plan:
+    def decide(self, state: ConversationState, live: Mapping[str, str]) -> Plan:
         """
         Decide what shall happen to the request, knowing what happened to the ones before it.
 
@@ -163,14 +163,14 @@ class Planner:
                     found += [told] if told not in found else []
         return found
 
-    def append_ops(self, plan: Plan) -> list[Op]:
+    def append_ops(self, plan: Plan) -> list[Replacement]:
         """Append to the newest turn what it needs, and to earlier ones what they had."""
         newest = self._newest()
         by_position: dict[int, list[Appended]] = {}
         for entry in plan.appended:
             if (entry.sticky or entry.position == newest) and entry.rule in self._rules.by_name:
                 by_position.setdefault(entry.position, []).append(entry)
-        own: dict[int, list[Op]] = {}
+        own: dict[int, list[Replacement]] = {}
         for op in self._ops:
             own.setdefault(id(op.text), []).append(op)
         ops = []
@@ -181,7 +181,9 @@ class Planner:
                 "".join(entry.text for entry in entries)
             ):
                 end = len(text.value)
-                ops += [Op(text, end, end, entry.text, "", self._rules.by_name[entry.rule]) for entry in entries]
+                ops += [
+                    Replacement(text, end, end, entry.text, "", self._rules.by_name[entry.rule]) for entry in entries
+                ]
         return ops
 
     def _place(self, plan: Plan, *, sent_before: bool) -> None:
@@ -298,7 +300,7 @@ def _before(users: Sequence[int], position: int) -> int:
     return users[n - 1] if n else -1
 
 
-def _last_text(item: Item, ops: Mapping[int, Sequence[Op]]) -> Text | None:
+def _last_text(item: Item, ops: Mapping[int, Sequence[Replacement]]) -> Text | None:
     """
     Return the last text of an item that rules leave standing, or one that can be added.
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from kvstack.prompt.diff.difference import Cause, diverge_rendered
 from kvstack.prompt.diff.segments import Segment
 from kvstack.prompt.memory.fingerprint import beside_text
-from kvstack.prompt.memory.state import Signs
+from kvstack.prompt.memory.state import Hints
 from kvstack.prompt.request.document import spell_path
 from kvstack.prompt.request.message import Item
-from kvstack.prompt.rules.edits import Op, changed_text
+from kvstack.prompt.rules.edits import Replacement, changed_text
 
 _SPEAKERS = {
     "system": "the system text",
@@ -42,7 +42,7 @@ class Turn:
 
     digest: bytes
     segments: tuple[Segment, ...]
-    ops: tuple[tuple[Op, ...], ...]
+    ops: tuple[tuple[Replacement, ...], ...]
 
 
 @dataclass(slots=True)
@@ -57,10 +57,10 @@ class Trace:
     """
 
     turns: list[Turn] = field(default_factory=list)
-    signs: Signs = field(default_factory=Signs)
+    signs: Hints = field(default_factory=Hints)
     answered: bool = False
 
-    def add(self, item: Item, digest: bytes, ops: Sequence[Sequence[Op]]) -> None:
+    def add(self, item: Item, digest: bytes, ops: Sequence[Sequence[Replacement]]) -> None:
         """
         Note an item that counts.
 
@@ -87,7 +87,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Mismatch:
     """
     Why a request does not go on from an earlier one.
 
@@ -110,26 +110,26 @@ class Parting:
         return f"{self.what} differs @{self.offset:,}{kind} in {self.path}"
 
 
-def part(former: Trace, current: Trace) -> Parting:
+def part(former: Trace, current: Trace) -> Mismatch:
     """Say why a request was not taken for the next one of an earlier one."""
     if not current.answered:
-        return Parting("no model has answered in it yet, so it is the beginning of one")
+        return Mismatch("no model has answered in it yet, so it is the beginning of one")
     for old, new in zip(former.turns, current.turns, strict=False):
         if old.digest != new.digest:
             return _differing(former, current, old, new)
     if len(current.turns) < len(former.turns):
-        return Parting("it ends before the other one does")
+        return Mismatch("it ends before the other one does")
     one, other = former.signs, current.signs
     if one.session and other.session and one.session != other.session:
-        return Parting("the client gives it another session id")
+        return Mismatch("the client gives it another session id")
     if one.same and other.same and one.same != other.same:
-        return Parting("its carrier messages name another chat")
+        return Mismatch("its carrier messages name another chat")
     if one.mark.digest and other.mark.digest and one.mark != other.mark:
-        return Parting("the id or time that a rule drops from its first user text differs")
-    return Parting("it may go on from more than one conversation, or too much is missing in between")
+        return Mismatch("the id or time that a rule drops from its first user text differs")
+    return Mismatch("it may go on from more than one conversation, or too much is missing in between")
 
 
-def _differing(former: Trace, current: Trace, old: Turn, new: Turn) -> Parting:
+def _differing(former: Trace, current: Trace, old: Turn, new: Turn) -> Mismatch:
     place, at = 0, 0
     for place, one in enumerate(old.segments):
         other = new.segments[place].text if place < len(new.segments) else ""
@@ -138,17 +138,17 @@ def _differing(former: Trace, current: Trace, old: Turn, new: Turn) -> Parting:
             at = min(len(one.text), len(other)) if at < 0 else at
             break
     if not old.segments:
-        return Parting("an item that has no text differs")
+        return Mismatch("an item that has no text differs")
     segment = old.segments[place]
     what = _SPEAKERS.get(segment.role, "an item")
     if not new.segments or new.segments[0].role != segment.role:
         what = f"another kind of item follows: {what}"
     divergence = diverge_rendered(former.segments, current.segments)
     cause = str(divergence.cause) if divergence is not None and divergence.path == segment.path else ""
-    return Parting(what, segment.path, _as_written(old.ops[place], at), cause)
+    return Mismatch(what, segment.path, _as_written(old.ops[place], at), cause)
 
 
-def _as_written(ops: Sequence[Op], offset: int) -> int:
+def _as_written(ops: Sequence[Replacement], offset: int) -> int:
     """Turn an offset in a text as it counts into one in the text as it was written."""
     counted = written = 0
     for op in ops:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvstack.prompt.memory.state import Remembered
+from kvstack.prompt.memory.state import ConversationState
 from kvstack.prompt.recurring import Hit
 from kvstack.prompt.request.document import spell_path
 from kvstack.prompt.request.message import Item
-from kvstack.prompt.rules.edits import Op
-from kvstack.prompt.rules.matches import Findings
+from kvstack.prompt.rules.edits import Replacement
+from kvstack.prompt.rules.matches import Matches
 from kvstack.prompt.rules.planner import Plan
 
 
@@ -38,9 +38,9 @@ class Idle:
 
 
 def find_idle(
-    findings: Findings,
-    ops: Sequence[Op],
-    state: Remembered,
+    findings: Matches,
+    ops: Sequence[Replacement],
+    state: ConversationState,
     plan: Plan,
     items: Sequence[Item],
     hits: Sequence[Hit],
@@ -74,7 +74,7 @@ def find_idle(
     return tuple(found)
 
 
-def _overlap(op: Op, ops: Sequence[Op]) -> str:
+def _overlap(op: Replacement, ops: Sequence[Replacement]) -> str:
     start, end = op.text.base + op.start, op.text.base + op.end
     for other in ops:
         if other.text.path != op.text.path:
@@ -84,7 +84,7 @@ def _overlap(op: Op, ops: Sequence[Op]) -> str:
     return "another rule acts on the same text"
 
 
-def _frozen(op: Op, state: Remembered, remembers: bool, starts: bool) -> str:
+def _frozen(op: Replacement, state: ConversationState, remembers: bool, starts: bool) -> str:
     if not remembers:
         return "without a memory nothing is frozen"
     if op.key in state.frozen:
@@ -94,7 +94,7 @@ def _frozen(op: Op, state: Remembered, remembers: bool, starts: bool) -> str:
     return "first value in this conversation, kept for its next requests"
 
 
-def _carriers(findings: Findings, plan: Plan, items: Sequence[Item]) -> Iterator[Idle]:
+def _carriers(findings: Matches, plan: Plan, items: Sequence[Item]) -> Iterator[Idle]:
     acted = {path for _, path, _ in plan.done}
     for carrier in findings.carriers:
         path = items[carrier.index].path

@@ -19,10 +19,10 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, as_json: Js
     """
 
     def action() -> output.Result:
-        from kvstack.stack.plan import look_over  # noqa: PLC0415 - other verbs must not pay for it
+        from kvstack.stack.plan import preflight  # noqa: PLC0415 - other verbs must not pay for it
 
         parsed, path = load_checked(config, overrides)
-        missing = look_over(parsed, path, os.environ)
+        missing = preflight(parsed, path, os.environ)
         server = parsed.server
         source = server.url or server.hf or server.package or str(server.model)
         data = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvstack.prompt.diff.difference import Divergence
 from kvstack.prompt.engine import UNSPLIT
 from kvstack.prompt.report.listing import Shown
-from kvstack.prompt.report.replay import Compared, Prefix, Tried, Unmatched
+from kvstack.prompt.report.replay import Compared, Prefix, ReplayResult, Unmatched
 from kvstack.terminal.format import one_line, plural
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _INDENT = "     "
 Piece = tuple[str, str]
 
 
-def data(tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> dict[str, Any]:
+def data(tried: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> dict[str, Any]:
     """What the rules did, for the envelope."""
     return {
         "requests": [_request(one) for one in tried],
@@ -46,7 +46,7 @@ def data(tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> dict[str, An
     }
 
 
-def _request(one: Tried) -> dict[str, Any]:
+def _request(one: ReplayResult) -> dict[str, Any]:
     stripped, compared, new = one.stripped, one.compared, one.new
     parting = new.parting if new is not None else None
     return {
@@ -93,7 +93,7 @@ def _prefix(prefix: Prefix) -> dict[str, Any]:
     }
 
 
-def text(tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> Callable[[Console], RenderableType]:
+def text(tried: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> Callable[[Console], RenderableType]:
     """What the rules did, for a person: it fits into 80 columns, and needs no colour."""
 
     def draw(_: Console) -> RenderableType:
@@ -112,7 +112,7 @@ def text(tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> Callable[[Co
     return draw
 
 
-def _draw_request(out: Text, one: Tried, *, first: bool) -> None:
+def _draw_request(out: Text, one: ReplayResult, *, first: bool) -> None:
     stripped = one.stripped
     words = [one.recorded.endpoint, stripped.client or "unknown client"]
     if one.empty:
@@ -143,7 +143,7 @@ def _draw_request(out: Text, one: Tried, *, first: bool) -> None:
         _say(out, warning, "yellow")
 
 
-def _belongs(one: Tried, *, first: bool) -> str:
+def _belongs(one: ReplayResult, *, first: bool) -> str:
     """Say to which conversation a request belongs."""
     name = one.stripped.conversation
     if one.stripped.side:
@@ -201,7 +201,7 @@ def _change(removed: str, inserted: str) -> Iterable[Piece]:
         yield f"{{+{inserted}+}}", "green"
 
 
-def _idle(one: Tried) -> list[str]:
+def _idle(one: ReplayResult) -> list[str]:
     """Say which rules matched and changed nothing, those of one kind together."""
     places: dict[tuple[str, str, str], list[str]] = {}
     for idle in one.stripped.idle:
@@ -212,7 +212,7 @@ def _idle(one: Tried) -> list[str]:
     ]
 
 
-def _draw_summary(out: Text, tried: Sequence[Tried], unmatched: Sequence[Unmatched]) -> None:
+def _draw_summary(out: Text, tried: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> None:
     out.append("\n" if tried else "")
     line = f"{plural(len(tried), 'request')}, {plural(sum(len(one.edits) for one in tried), 'edit')}"
     compared = [one.compared for one in tried if one.compared is not None]

@@ -138,11 +138,11 @@ def _watch_lines(run: RunFile, data: dict[str, Any]) -> None:
     shown = 0
     state = None
     while True:
-        snapshot = snapshot_from_dict(data)
-        if snapshot.state is not state:
-            state = snapshot.state
-            output.say(f"{state.value}: {snapshot.reason}" if snapshot.reason else state.value)
-        for row in snapshot.requests:
+        stack_state = snapshot_from_dict(data)
+        if stack_state.state is not state:
+            state = stack_state.state
+            output.say(f"{state.value}: {stack_state.reason}" if stack_state.reason else state.value)
+        for row in stack_state.requests:
             if row.id > shown and row.verdict is not None:
                 output.write(request_line(row))
                 shown = row.id

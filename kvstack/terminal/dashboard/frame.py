@@ -16,7 +16,7 @@ from rich.text import Text
 
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow, ServerView
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.terminal import format
 from kvstack.terminal.dashboard.getting_started import guidance
 from kvstack.terminal.dashboard.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, sparkline
@@ -40,20 +40,20 @@ THRESHOLD_FROM_WIDTH = 90
 
 
 def render(
-    snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE, *, watching: bool = False
+    stack_state: StackState, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE, *, watching: bool = False
 ) -> Group:
     """One frame as something that rich can print."""
-    return Group(*frame(snapshot, width, height, now_s, glyphs, watching=watching))
+    return Group(*frame(stack_state, width, height, now_s, glyphs, watching=watching))
 
 
 def frame(
-    snapshot: Snapshot, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE, *, watching: bool = False
+    stack_state: StackState, width: int, height: int, now_s: float, glyphs: Glyphs = UNICODE, *, watching: bool = False
 ) -> list[Text]:
     """
     One frame.
 
     Args:
-        snapshot: What to show.
+        stack_state: What to show.
         width: In cells.
         height: In lines.
         now_s: The present, in seconds since the epoch.
@@ -64,45 +64,45 @@ def frame(
         Exactly *height* lines of exactly *width* cells.
     """
     width, height = max(1, width), max(1, height)
-    head = head_lines(snapshot, width, now_s, glyphs)
+    head = head_lines(stack_state, width, now_s, glyphs)
     if height >= CHART_FROM_HEIGHT:
-        head[-1:] = _tall_history(snapshot, width, glyphs)
-    foot = _foot(snapshot, width, glyphs, watching=watching)
+        head[-1:] = _tall_history(stack_state, width, glyphs)
+    foot = _foot(stack_state, width, glyphs, watching=watching)
     room = height - len(head) - len(foot)
-    lines = head + _middle(snapshot, width, max(0, room), now_s, glyphs)
+    lines = head + _middle(stack_state, width, max(0, room), now_s, glyphs)
     lines = lines[: height - len(foot)]
     lines += [Text()] * (height - len(foot) - len(lines)) + foot
     return [cut(line.copy(), width, glyphs) for line in lines[:height]]
 
 
-def summary(snapshot: Snapshot, width: int, now_s: float, rows: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+def summary(stack_state: StackState, width: int, now_s: float, rows: int, glyphs: Glyphs = UNICODE) -> list[Text]:
     """
     The same picture for a page that is printed once: no log, no more lines than there is to say.
 
     Args:
-        snapshot: What to show.
+        stack_state: What to show.
         width: In cells.
         now_s: The present, in seconds since the epoch.
         rows: How many of the newest requests.
         glyphs: Shapes that the output can show.
     """
-    lines = head_lines(snapshot, width, now_s, glyphs)
-    shown = model_requests(snapshot)[-rows:]
+    lines = head_lines(stack_state, width, now_s, glyphs)
+    shown = model_requests(stack_state)[-rows:]
     if shown:
         table = RequestTable(width, glyphs)
         lines += [table.heading(), *table.block(shown, 2 * len(shown))]
-    lines += slot_lines(snapshot, width, 8, glyphs, idle=True)
+    lines += slot_lines(stack_state, width, 8, glyphs, idle=True)
     # Warnings are whole sentences, and here there is room for all of them.
-    return [*(cut(line, width, glyphs) for line in lines), *_warnings(snapshot, 4, glyphs)]
+    return [*(cut(line, width, glyphs) for line in lines), *_warnings(stack_state, 4, glyphs)]
 
 
-def head_lines(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> list[Text]:
+def head_lines(stack_state: StackState, width: int, now_s: float, glyphs: Glyphs) -> list[Text]:
     """The lines at the top: identity, facts, the reading, the history of sim_best."""
     lines = [
-        _title(snapshot, width, now_s, glyphs),
-        *_facts(snapshot, width, glyphs),
-        _reading(snapshot, now_s, glyphs),
-        _history(snapshot, width, glyphs),
+        _title(stack_state, width, now_s, glyphs),
+        *_facts(stack_state, width, glyphs),
+        _reading(stack_state, now_s, glyphs),
+        _history(stack_state, width, glyphs),
     ]
     return [cut(line, width, glyphs) for line in lines]
 
@@ -134,18 +134,18 @@ def _spread(left: Text, right: Text, width: int, glyphs: Glyphs) -> Text:
     return cut(left, room, glyphs) + piece(" ") + right
 
 
-def _title(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> Text:
-    level = _state_level(snapshot.state)
-    left = piece(" kvstack ", "bold reverse") + piece(f" {one_line(snapshot.name)}", "bold")
-    right = piece(f" {_sign(level, glyphs)} {snapshot.state.upper()} ", f"{STYLES[level]} reverse")
-    if snapshot.started_s is not None:
-        right.append(f" {format.elapsed_clock(now_s - snapshot.started_s)}", "bold")
-    port = f" {_short_url(snapshot.server.url)}" if snapshot.server.url else ""
+def _title(stack_state: StackState, width: int, now_s: float, glyphs: Glyphs) -> Text:
+    level = _state_level(stack_state.state)
+    left = piece(" kvstack ", "bold reverse") + piece(f" {one_line(stack_state.name)}", "bold")
+    right = piece(f" {_sign(level, glyphs)} {stack_state.state.upper()} ", f"{STYLES[level]} reverse")
+    if stack_state.started_s is not None:
+        right.append(f" {format.elapsed_clock(now_s - stack_state.started_s)}", "bold")
+    port = f" {_short_url(stack_state.server.url)}" if stack_state.server.url else ""
     program = " llama-server" if width >= 100 else ""
     pieces = [
-        (f"  {_short_url(snapshot.proxy_url)} {glyphs.arrow}{program}{port}", "dim"),
-        (f"  {format.plural(snapshot.restarts, 'restart')}" if snapshot.restarts else "", "yellow"),
-        (f"  pid {snapshot.server.pid}" if snapshot.server.pid is not None else "", "dim"),
+        (f"  {_short_url(stack_state.proxy_url)} {glyphs.arrow}{program}{port}", "dim"),
+        (f"  {format.plural(stack_state.restarts, 'restart')}" if stack_state.restarts else "", "yellow"),
+        (f"  pid {stack_state.server.pid}" if stack_state.server.pid is not None else "", "dim"),
     ]
     for text, style in pieces:
         if left.cell_len + right.cell_len + len(text) + 1 <= width:
@@ -154,9 +154,9 @@ def _title(snapshot: Snapshot, width: int, now_s: float, glyphs: Glyphs) -> Text
     return cut(left, max(0, width - right.cell_len - 1), glyphs) + right
 
 
-def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
+def _facts(stack_state: StackState, width: int, glyphs: Glyphs) -> list[Text]:
     """What runs (model, device) and how it is (context, memory, warm prefix): one line if there is room, else two."""
-    server, warm = snapshot.server, snapshot.warmup
+    server, warm = stack_state.server, stack_state.warmup
     model = one_line(server.model or _model_of(server.argv) or "model not known").replace("\\", "/").rpartition("/")[2]
     device = _device_words(server)
     slots = f" x {server.slots} slots" if server.slots and server.slots > 1 else ""
@@ -164,7 +164,7 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         (f"ctx {format.tokens(server.ctx_per_slot)}{slots}", ""),
         (f"mem {format.memory(server.rss_bytes)}", ""),
     ]
-    if snapshot.state in {State.FAILED, State.STOPPED}:
+    if stack_state.state in {State.FAILED, State.STOPPED}:
         pass  # nothing is warm where nothing runs
     elif warm.is_running:
         state.append(("warming up", "yellow"))
@@ -180,8 +180,8 @@ def _facts(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         state.append((f"warm-up: {one_line(warm.outcome)}", "dim"))
     if server.asleep:
         state.append(("asleep", "yellow"))
-    if snapshot.ram_cache.prompts:
-        held = f"{format.plural(snapshot.ram_cache.prompts, 'prompt')} {format.memory(snapshot.ram_cache.size_bytes)}"
+    if stack_state.ram_cache.prompts:
+        held = f"{format.plural(stack_state.ram_cache.prompts, 'prompt')} {format.memory(stack_state.ram_cache.size_bytes)}"
         state.append((f"ram cache {held}", ""))
     if server.build:
         state.append((f"build {one_line(server.build)}", "dim"))
@@ -216,8 +216,8 @@ def _joined(pieces: Sequence[tuple[str, str]], glyphs: Glyphs) -> Text:
     return piece(f" {glyphs.separator} ", "dim").join(piece(text, style) for text, style in pieces)
 
 
-def _reading(snapshot: Snapshot, now_s: float, glyphs: Glyphs) -> Text:
-    reading = read(snapshot, now_s)
+def _reading(stack_state: StackState, now_s: float, glyphs: Glyphs) -> Text:
+    reading = read(stack_state, now_s)
     style = STYLES[reading.level]
     return piece(f" {_sign(reading.level, glyphs)} {reading.head}", style) + piece(f"  {reading.detail}")
 
@@ -226,12 +226,12 @@ def _points(rows: Sequence[RequestRow]) -> list[Point]:
     return [(row.lcp_similarity_ratio, verdict_style(row)) for row in rows]
 
 
-def _sim_best_words(snapshot: Snapshot, width: int) -> Text:
+def _sim_best_words(stack_state: StackState, width: int) -> Text:
     # Of the last request, as its row has it; one that runs may not have been given its slot yet.
     newest = next(
         (
             row
-            for row in reversed(model_requests(snapshot))
+            for row in reversed(model_requests(stack_state))
             if row.is_over or row.verdict is not None or row.lcp_similarity_ratio is not None
         ),
         None,
@@ -241,15 +241,15 @@ def _sim_best_words(snapshot: Snapshot, width: int) -> Text:
         text.append(format.UNKNOWN, "dim")
     else:
         text.append(format.ratio(newest.lcp_similarity_ratio), verdict_style(newest))
-    if snapshot.server.similarity_threshold_ratio is not None and width >= THRESHOLD_FROM_WIDTH:
-        text.append(f" (> {snapshot.server.similarity_threshold_ratio:.2f})", "dim")
+    if stack_state.server.similarity_threshold_ratio is not None and width >= THRESHOLD_FROM_WIDTH:
+        text.append(f" (> {stack_state.server.similarity_threshold_ratio:.2f})", "dim")
     return text
 
 
-def _totals_words(snapshot: Snapshot, width: int) -> Text:
+def _totals_words(stack_state: StackState, width: int) -> Text:
     text = piece(" reuse ", "bold")
-    text.append(format.percent(recent_reuse_ratio(model_requests(snapshot))))
-    totals = snapshot.totals
+    text.append(format.percent(recent_reuse_ratio(model_requests(stack_state))))
+    totals = stack_state.totals
     if width < BOTH_FROM_WIDTH and totals.cost_s >= 1:
         # What was saved is half the truth: where there is no room for both, the difference.
         net_s = totals.saved_s - totals.cost_s
@@ -267,41 +267,41 @@ def _totals_words(snapshot: Snapshot, width: int) -> Text:
     return text
 
 
-def _history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Text:
-    left, right = _sim_best_words(snapshot, width), _totals_words(snapshot, width)
+def _history(stack_state: StackState, width: int, glyphs: Glyphs) -> Text:
+    left, right = _sim_best_words(stack_state, width), _totals_words(stack_state, width)
     left.append("  ")
-    left += sparkline(_points(model_requests(snapshot)), width - left.cell_len - right.cell_len - 1, glyphs)
+    left += sparkline(_points(model_requests(stack_state)), width - left.cell_len - right.cell_len - 1, glyphs)
     return _spread(left, right, width, glyphs)
 
 
-def _tall_history(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
-    threshold_ratio = snapshot.server.similarity_threshold_ratio
-    title = _spread(_sim_best_words(snapshot, width), _totals_words(snapshot, width), width, glyphs)
-    points = _points(model_requests(snapshot))
+def _tall_history(stack_state: StackState, width: int, glyphs: Glyphs) -> list[Text]:
+    threshold_ratio = stack_state.server.similarity_threshold_ratio
+    title = _spread(_sim_best_words(stack_state, width), _totals_words(stack_state, width), width, glyphs)
+    points = _points(model_requests(stack_state))
     if not points:
         return [title]
     rows = chart(points, width - 2, CHART_ROWS, threshold_ratio, glyphs)
     return [title, *(piece(" ") + row for row in rows)]
 
 
-def _middle(snapshot: Snapshot, width: int, room: int, now_s: float, glyphs: Glyphs) -> list[Text]:
+def _middle(stack_state: StackState, width: int, room: int, now_s: float, glyphs: Glyphs) -> list[Text]:
     roomy = room >= 30
-    requests = model_requests(snapshot)
-    slots = slot_lines(snapshot, width, 8 if roomy else 2, glyphs, idle=roomy)
-    warnings = _warnings(snapshot, 4 if roomy else 1, glyphs)
+    requests = model_requests(stack_state)
+    slots = slot_lines(stack_state, width, 8 if roomy else 2, glyphs, idle=roomy)
+    warnings = _warnings(stack_state, 4 if roomy else 1, glyphs)
     if not requests:
-        body = guidance(snapshot, now_s, glyphs)
-        log = _log(snapshot, width, room - len(body) - len(slots) - len(warnings), glyphs)
+        body = guidance(stack_state, now_s, glyphs)
+        log = _log(stack_state, width, room - len(body) - len(slots) - len(warnings), glyphs)
         return body + slots + warnings + log
     if roomy:
         slots = [*slots, *_decode_by_context(requests, glyphs)]
     room -= len(slots) + len(warnings) + 1
     table = RequestTable(width, glyphs)
-    log_least = min(len(snapshot.log_lines), 10 if roomy else 4)
+    log_least = min(len(stack_state.log_lines), 10 if roomy else 4)
     log_least += 1 if log_least else 0
     rows = table.block(requests, max(1, room - log_least))
     lines = [table.heading(), *rows, *slots, *warnings]
-    return lines + _log(snapshot, width, room - len(rows), glyphs)
+    return lines + _log(stack_state, width, room - len(rows), glyphs)
 
 
 def _decode_by_context(rows: Sequence[RequestRow], glyphs: Glyphs) -> list[Text]:
@@ -317,9 +317,9 @@ def _decode_by_context(rows: Sequence[RequestRow], glyphs: Glyphs) -> list[Text]
     return [text]
 
 
-def _warnings(snapshot: Snapshot, most: int, glyphs: Glyphs) -> list[Text]:
+def _warnings(stack_state: StackState, most: int, glyphs: Glyphs) -> list[Text]:
     lines: list[Text] = []
-    for time_s, level, text in snapshot.notices:
+    for time_s, level, text in stack_state.notices:
         if level == "info":
             continue
         sign, style = (glyphs.bad, "bold red") if level == "error" else (glyphs.warn, "bold yellow")
@@ -329,22 +329,22 @@ def _warnings(snapshot: Snapshot, most: int, glyphs: Glyphs) -> list[Text]:
     return lines[-most:]
 
 
-def _log(snapshot: Snapshot, width: int, room: int, glyphs: Glyphs) -> list[Text]:
+def _log(stack_state: StackState, width: int, room: int, glyphs: Glyphs) -> list[Text]:
     if room < 2:
         return []
-    if not snapshot.log_lines:
-        if snapshot.state is State.READY and snapshot.server.is_attached:
+    if not stack_state.log_lines:
+        if stack_state.state is State.READY and stack_state.server.is_attached:
             words = "attached: the server's log is not read, so there is no sim_best; the figures are the answers' own"
             return [Text(), piece(f" {words}", "dim")]
         return []
     title = piece(f"{glyphs.rule * 2} llama-server's log ", "dim")
     title.append(glyphs.rule * max(0, width - title.cell_len), "dim")
-    return [title, *(piece(f" {one_line(line)}", "dim") for line in snapshot.log_lines[-(room - 1) :])]
+    return [title, *(piece(f" {one_line(line)}", "dim") for line in stack_state.log_lines[-(room - 1) :])]
 
 
-def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs, *, watching: bool) -> list[Text]:
-    left = piece(f" {one_line(snapshot.proxy_url)}", "cyan")
-    totals, log = snapshot.totals, snapshot.log
+def _foot(stack_state: StackState, width: int, glyphs: Glyphs, *, watching: bool) -> list[Text]:
+    left = piece(f" {one_line(stack_state.proxy_url)}", "cyan")
+    totals, log = stack_state.totals, stack_state.log
     notes: list[tuple[str, str]] = []
     if log.unclaimed_tasks:
         notes.append((f"  {log.unclaimed_tasks:,} past the proxy", "yellow"))
@@ -352,7 +352,7 @@ def _foot(snapshot: Snapshot, width: int, glyphs: Glyphs, *, watching: bool) -> 
         notes.append((f"  {format.plural(log.drift, 'log record')} not understood", "yellow"))
     if totals.ts_removed or totals.msg_ids_removed:
         notes.append((f"  stripped: ids {totals.msg_ids_removed:,}, ts {totals.ts_removed:,}", "dim"))
-    stops = "again kills" if snapshot.state is State.STOPPING else "stops"
+    stops = "again kills" if stack_state.state is State.STOPPING else "stops"
     right = piece(f"Ctrl-C {'leaves' if watching else stops} ", "dim")
     for text, style in notes:
         if left.cell_len + len(text) + right.cell_len < width:

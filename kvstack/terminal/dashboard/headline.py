@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.state.stats import decode_by_context
 from kvstack.state.verdict import is_next_to_nothing
 from kvstack.terminal.format import duration, one_line, percent, plural, seconds, tokens
@@ -61,9 +61,9 @@ def level_of(verdict: str | None) -> Level:
     return _LEVELS.get(verdict or "", "idle")
 
 
-def _judged(snapshot: Snapshot) -> list[RequestRow]:
+def _judged(stack_state: StackState) -> list[RequestRow]:
     """Requests that say something of the cache; side requests (titles, memory) only if there is nothing else."""
-    judged = [row for row in model_requests(snapshot) if row.verdict not in {None, "CANCELLED", "UNKNOWN"}]
+    judged = [row for row in model_requests(stack_state) if row.verdict not in {None, "CANCELLED", "UNKNOWN"}]
     return [row for row in judged if row.side is None] or judged
 
 
@@ -78,9 +78,9 @@ def _known(rows: Iterable[RequestRow]) -> list[RequestRow]:
     return [row for row in rows if row.prompt_tokens and row.cached_tokens is not None][-RECENT:]
 
 
-def model_requests(snapshot: Snapshot) -> list[RequestRow]:
+def model_requests(stack_state: StackState) -> list[RequestRow]:
     """Requests that may concern the cache: all but a client's looking around (its list of models, say)."""
-    return [row for row in snapshot.requests if row.api is not None or row.method == "POST"]
+    return [row for row in stack_state.requests if row.api is not None or row.method == "POST"]
 
 
 def decode_speed_by_context(rows: Iterable[RequestRow]) -> list[tuple[int, float]]:
@@ -93,18 +93,18 @@ def decode_speed_by_context(rows: Iterable[RequestRow]) -> list[tuple[int, float
     return [(one.up_to_tokens, one.tokens_per_s) for one in decode_by_context(rows)]
 
 
-def state_sentence(snapshot: Snapshot, now_s: float) -> str:
+def state_sentence(stack_state: StackState, now_s: float) -> str:
     """What a stack that is not ready does, and for how long."""
-    since = "" if snapshot.state_since_s is None else f" for {duration(now_s - snapshot.state_since_s)}"
+    since = "" if stack_state.state_since_s is None else f" for {duration(now_s - stack_state.state_since_s)}"
     so_far = f" ({since.removeprefix(' for ')} so far)" if since else ""
-    reason = one_line(snapshot.reason)
-    server = snapshot.server
-    match snapshot.state:
+    reason = one_line(stack_state.reason)
+    server = stack_state.server
+    match stack_state.state:
         case State.STARTING | State.LOADING if server.is_attached:
             # Whose fault it is that nothing goes on: not a load's, where nobody listens.
-            return f"{attached_words(snapshot)}{so_far}"
+            return f"{attached_words(stack_state)}{so_far}"
         case State.BACKOFF if server.is_attached:
-            return f"{attached_words(snapshot)}: waiting until it is back{so_far}"
+            return f"{attached_words(stack_state)}: waiting until it is back{so_far}"
         case State.STARTING:
             return f"starting llama-server{since}"
         case State.LOADING:
@@ -112,9 +112,7 @@ def state_sentence(snapshot: Snapshot, now_s: float) -> str:
         case State.WARMING:
             return f"evaluating the prefix{since}: the first request will find it cached"
         case State.BACKOFF:
-            return (
-                f"{reason or 'llama-server died'}; the next start comes soon ({plural(snapshot.restarts, 'restart')})"
-            )
+            return f"{reason or 'llama-server died'}; the next start comes soon ({plural(stack_state.restarts, 'restart')})"
         case State.STOPPING:
             return f"streams end, then llama-server{f' ({reason})' if reason else ''}"
         case State.FAILED | State.STOPPED:
@@ -123,29 +121,29 @@ def state_sentence(snapshot: Snapshot, now_s: float) -> str:
             return reason
 
 
-def attached_words(snapshot: Snapshot) -> str:
+def attached_words(stack_state: StackState) -> str:
     """What is known of a server that is attached to and does not serve yet: its address first."""
-    reason = "" if snapshot.state is State.STARTING else one_line(snapshot.reason)
-    return f"{one_line(snapshot.server.url or 'the server')}: {reason or 'looking for the server'}"
+    reason = "" if stack_state.state is State.STARTING else one_line(stack_state.reason)
+    return f"{one_line(stack_state.server.url or 'the server')}: {reason or 'looking for the server'}"
 
 
-def read(snapshot: Snapshot, now_s: float) -> Reading:
-    """The sentence for *snapshot*."""
-    if snapshot.state is not State.READY:
-        level: Level = "bad" if snapshot.state in {State.FAILED, State.BACKOFF} else "idle"
-        return Reading(level, snapshot.state.upper(), state_sentence(snapshot, now_s))
-    judged = _judged(snapshot)
+def read(stack_state: StackState, now_s: float) -> Reading:
+    """The sentence for *stack_state*."""
+    if stack_state.state is not State.READY:
+        level: Level = "bad" if stack_state.state in {State.FAILED, State.BACKOFF} else "idle"
+        return Reading(level, stack_state.state.upper(), state_sentence(stack_state, now_s))
+    judged = _judged(stack_state)
     if not judged:
-        if any(row.verdict is None for row in model_requests(snapshot)):
+        if any(row.verdict is None for row in model_requests(stack_state)):
             return Reading("idle", "READY", "the first request runs; its verdict comes when it is over")
-        if any(row.verdict == "UNKNOWN" for row in model_requests(snapshot)):
+        if any(row.verdict == "UNKNOWN" for row in model_requests(stack_state)):
             return Reading("idle", "NO FIGURES YET", "neither an answer nor the log told what was cached")
-        if snapshot.warmup.is_unproved:
-            warm = f"{tokens(snapshot.warmup.warm_tokens)} tokens are {snapshot.warmup.snapshot}, which it will prove"
-        elif snapshot.warmup.outcome == "done":
-            warm = f"{tokens(snapshot.warmup.warm_tokens)} tokens are warm"
-        elif snapshot.warmup.outcome == "failed":
-            return Reading("warn", "READY, NOT WARM", f"the warm-up failed: {one_line(snapshot.warmup.detail)}")
+        if stack_state.warmup.is_unproved:
+            warm = f"{tokens(stack_state.warmup.warm_tokens)} tokens are {stack_state.warmup.snapshot}, which it will prove"
+        elif stack_state.warmup.outcome == "done":
+            warm = f"{tokens(stack_state.warmup.warm_tokens)} tokens are warm"
+        elif stack_state.warmup.outcome == "failed":
+            return Reading("warn", "READY, NOT WARM", f"the warm-up failed: {one_line(stack_state.warmup.detail)}")
         else:
             warm = "nothing is warm yet: the first prompt will be evaluated in full"
         return Reading("idle", "READY", f"waiting for the first request; {warm}")

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from rich.live import Live
 
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.terminal.dashboard.frame import render
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE, Glyphs
 from kvstack.terminal.output import console
@@ -65,7 +65,7 @@ class Dashboard:
 
     def __init__(
         self,
-        read: Callable[[], Snapshot],
+        read: Callable[[], StackState],
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
         *,

@@ -11,7 +11,7 @@ import pytest
 
 from kvstack.prompt.diff.difference import Cause, diverge
 from kvstack.prompt.diff.segments import CommonPrefix, common_prefix, render
-from kvstack.prompt.engine import Stripped, apply_rules
+from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.request.document import Api, api_of, read_document
 from kvstack.prompt.request.message import Item
@@ -39,14 +39,14 @@ def rules() -> RuleSet:
     return compile_rules([parse_pack(files("kvstack.packs").joinpath(name).read_text("utf-8"), name) for name in found])
 
 
-def run(name: str, rules: RuleSet, *, filled: bool = True) -> list[tuple[Request, Stripped]]:
+def run(name: str, rules: RuleSet, *, filled: bool = True) -> list[tuple[Request, RewriteResult]]:
     """Send a conversation through the rules."""
     memory = ConversationMemory()
     requests = load(name, filled=filled)
     return [(request, apply_rules(request.body, request.path, rules, memory, request.headers)) for request in requests]
 
 
-def pairs(done: list[tuple[Request, Stripped]]) -> list[tuple[CommonPrefix, CommonPrefix]]:
+def pairs(done: list[tuple[Request, RewriteResult]]) -> list[tuple[CommonPrefix, CommonPrefix]]:
     """Compare consecutive requests of the main conversation, before and after."""
     rendered = [
         (render(request.body, request.path), render(stripped.body, request.path))

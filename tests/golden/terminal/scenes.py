@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvstack.state.attribution import Join
 from kvstack.state.lifecycle import State
 from kvstack.state.records import LogView, RamCacheView, RequestRow, ServerView, SlotView, TaskView, Totals, WarmupView
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 
 NOW_S = 1_771_447_691.0
 """2026-02-18 20:48:11 UTC."""
@@ -71,10 +71,10 @@ def row(number: int, verdict: str | None = "HIT", **changes: object) -> RequestR
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def snapshot(*rows: RequestRow, **changes: object) -> Snapshot:
+def stack_state(*rows: RequestRow, **changes: object) -> StackState:
     """A stack that is ready and has seen *rows*."""
     known = [one for one in rows if one.verdict is not None]
-    base = Snapshot(
+    base = StackState(
         name="qwen3-coder-next-80b",
         proxy_url="http://127.0.0.1:1234",
         state=State.READY,
@@ -100,7 +100,7 @@ def snapshot(*rows: RequestRow, **changes: object) -> Snapshot:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def scenes() -> dict[str, Snapshot]:
+def scenes() -> dict[str, StackState]:
     """All situations, by name."""
     hits = [row(number) for number in range(2, 38)]
     running = row(38, None, phase="forwarded", processed_tokens=11_230, cached_tokens=None, evaluated_tokens=None)
@@ -108,12 +108,12 @@ def scenes() -> dict[str, Snapshot]:
     running = replace(running, time_s=NOW_S - 9, **dict.fromkeys(unknown))
     clock = row(36, "PARTIAL", cause="clock in the system prompt @57,012")
     return {
-        "working": snapshot(
+        "working": stack_state(
             row(1, "COLD"),
             *hits,
             join=Join(slots=(SlotView(0, 18_840, 18_720, "main", "openclaw", 37, checkpoints=4),)),
         ),
-        "partial": snapshot(
+        "partial": stack_state(
             row(1, "COLD"),
             *hits[:20],
             row(30, "REPROCESS", cause="matched, but no checkpoint: the whole prompt was evaluated again"),
@@ -128,11 +128,11 @@ def scenes() -> dict[str, Snapshot]:
             log=LogView(facts=900, drift=2, unclaimed_tasks=1),
             notices=((NOW_S - 300, "warning", "2 log lines of a known family were not understood"),),
         ),
-        "first": snapshot(
+        "first": stack_state(
             log_lines=LOG_LINES[:6],
             server=replace(SERVER, device=None, device_name=None, buffers={"model CPU_Mapped": 5, "kv CPU": 5}),
         ),
-        "loading": snapshot(
+        "loading": stack_state(
             state=State.LOADING,
             reason="",
             state_since_s=NOW_S - 72,
@@ -143,7 +143,7 @@ def scenes() -> dict[str, Snapshot]:
                 SERVER, ctx_per_slot=None, layers_total=None, device=None, device_name=None, rss_bytes=12 * 1024**3
             ),
         ),
-        "warming": snapshot(
+        "warming": stack_state(
             state=State.WARMING,
             state_since_s=NOW_S - 21,
             started_s=NOW_S - 140,
@@ -153,7 +153,7 @@ def scenes() -> dict[str, Snapshot]:
                 slots=(SlotView(0, 0, None, is_warmup=True, task=1, processed_tokens=8_192, tokens_per_s=470.0),),
             ),
         ),
-        "parallel": snapshot(
+        "parallel": stack_state(
             *hits[:6],
             row(20, "EVICTED", cause="by request 19 (title)", client="hermes", side=None),
             server=replace(SERVER, slots=4, kv_unified=True),
@@ -170,7 +170,7 @@ def scenes() -> dict[str, Snapshot]:
                 rate_ms=2130.0,
             ),
         ),
-        "attached": snapshot(
+        "attached": stack_state(
             *(replace(one, lcp_similarity_ratio=None, slot=None, task=None) for one in hits[:4]),
             warmup=WarmupView("no prefix known"),
             server=ServerView(
@@ -178,7 +178,7 @@ def scenes() -> dict[str, Snapshot]:
             ),
             log_lines=(),
         ),
-        "refused": snapshot(
+        "refused": stack_state(
             state=State.LOADING,
             reason="nothing answers (connection refused), trying for up to 10 s",
             state_since_s=NOW_S - 7,
@@ -187,10 +187,10 @@ def scenes() -> dict[str, Snapshot]:
             server=ServerView(url="http://192.168.1.20:8080", is_attached=True),
             log_lines=(),
         ),
-        "begun": Snapshot(
+        "begun": StackState(
             "qwen3-coder-next-80b", "http://127.0.0.1:1234", server=ServerView(url="http://127.0.0.1:12345")
         ),
-        "mixed": snapshot(
+        "mixed": stack_state(
             row(1, "COLD", cause="first request of its conversation", lost_tokens=16_560, cost_s=35.3),
             *(
                 row(number, "PARTIAL", cause="clock in system @57,012", lost_tokens=14_000, cost_s=29.8)
@@ -208,10 +208,10 @@ def scenes() -> dict[str, Snapshot]:
                 saved_s=35.6,
             ),
         ),
-        "failed": snapshot(
+        "failed": stack_state(
             state=State.FAILED, reason="llama-server died 4 times: killed by signal 9 (out of memory?)", restarts=3
         ),
-        "hostile": snapshot(
+        "hostile": stack_state(
             *hits[:3],
             row(
                 9,

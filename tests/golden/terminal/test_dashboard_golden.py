@@ -21,10 +21,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kvstack.state.lifecycle import State
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.terminal.dashboard.frame import frame, render, summary
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE
-from tests.golden.terminal.scenes import NOW_S, row, scenes, snapshot
+from tests.golden.terminal.scenes import NOW_S, row, scenes, stack_state
 
 HERE = Path(__file__).parent
 SIZES = [(80, 24), (100, 30), (200, 60)]
@@ -53,7 +53,7 @@ def test_frame_is_the_golden_one(name: str, size: tuple[int, int]) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-def _screen(picture: Snapshot, width: int, height: int) -> list[str]:
+def _screen(picture: StackState, width: int, height: int) -> list[str]:
     """What a terminal of that size shows after rich has printed the frame."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=width, height=height, legacy_windows=False, markup=False)
@@ -91,7 +91,7 @@ def test_a_frame_fits_any_terminal(name: str, width: int, height: int, glyphs: o
 )
 def test_a_frame_fits_any_text(text: str, verdict: str | None, state: State) -> None:
     """Names, causes and log lines of any kind stay in their cells and draw nothing of their own."""
-    picture = snapshot(
+    picture = stack_state(
         row(5, verdict, client=text, cause=text, error=text, api=text),
         name=text or "?",
         state=state,
@@ -144,7 +144,7 @@ def test_a_running_prefill_has_a_bar() -> None:
 
 def test_unknown_figures_are_no_zeros() -> None:
     """Before anything is known the frame shows dashes."""
-    picture = Snapshot("box", "http://127.0.0.1:1234", State.READY)
+    picture = StackState("box", "http://127.0.0.1:1234", State.READY)
     text = "\n".join(line.plain for line in frame(picture, 80, 24, NOW_S))
     assert "ctx - " in text
     assert "reuse -  saved -" in text
@@ -199,7 +199,7 @@ def test_sim_best_is_the_last_requests(size: tuple[int, int]) -> None:
     lines = [line.plain for line in frame(scenes()["mixed"], *size, NOW_S)]
     assert next(line for line in lines if line.startswith(" sim_best")).split()[1] == "-"
     running = replace(row(6, None), phase="forwarded", lcp_similarity_ratio=None)
-    lines = [line.plain for line in frame(snapshot(row(4), running), *size, NOW_S)]
+    lines = [line.plain for line in frame(stack_state(row(4), running), *size, NOW_S)]
     assert next(line for line in lines if line.startswith(" sim_best")).split()[1] == "1.000"
 
 
@@ -214,7 +214,7 @@ def test_summary_is_as_long_as_it_must_be() -> None:
 def test_a_side_request_does_not_say_that_the_cache_fails() -> None:
     """A title request that found nothing cached leaves the main conversation's reading alone."""
     rows = (row(3), replace(row(4, "COLD"), side="title"))
-    assert "CACHE WORKS" in frame(snapshot(*rows), 80, 24, NOW_S)[3].plain
+    assert "CACHE WORKS" in frame(stack_state(*rows), 80, 24, NOW_S)[3].plain
 
 
 def test_wide_characters_keep_the_columns() -> None:

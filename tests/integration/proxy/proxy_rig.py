@@ -12,7 +12,7 @@ from typing import Literal
 
 from kvstack.bus import Bus, Subscription
 from kvstack.errors import NotReady
-from kvstack.prompt.engine import Stripped, apply_rules
+from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import RuleLine, list_rules
 from kvstack.prompt.rules.compiler import compile_rules, parse_pack
@@ -23,7 +23,7 @@ from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer, bind
 from kvstack.state.events import Event, WarmupEnded
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.upstream import Upstream
 from tests.integration.stub_upstream import Handler, Received, StubUpstream
 
@@ -55,11 +55,11 @@ class FakeStack:
     stopped: list[str] = field(default_factory=list)
     ready: bool = True
     outcome: Literal["done", "no prefix known"] = "done"
-    bus: Bus = field(default_factory=lambda: Bus(Snapshot("test", "http://127.0.0.1:0")))
+    bus: Bus = field(default_factory=lambda: Bus(StackState("test", "http://127.0.0.1:0")))
 
-    def snapshot(self) -> Snapshot:
+    def stack_state(self) -> StackState:
         """The stack as the bus has it."""
-        return self.bus.snapshot
+        return self.bus.stack_state
 
     def rules(self) -> list[RuleLine]:
         """OpenClaw's, without its timestamps."""
@@ -99,12 +99,12 @@ class Running:
 MEMORY = ConversationMemory()
 
 
-def plain_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+def plain_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
     """The rule engine without rules."""
     return apply_rules(body, path, NO_RULES, MEMORY, headers)
 
 
-def openclaw_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+def openclaw_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
     """The rule engine with OpenClaw's pack."""
     text = (resources.files("kvstack.packs") / "openclaw.toml").read_text(encoding="utf-8")
     rules = compile_rules([parse_pack(text, "openclaw.toml")], RuleSettings())

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from benchmarks.replay import captured
-from kvstack.prompt.engine import Stripped
+from kvstack.prompt.engine import RewriteResult
 from kvstack.prompt.warmup_request import WarmupRequest, from_recording
 from kvstack.state.events import RequestReceived
 from tests.golden.rules.corpus import load
@@ -116,8 +116,8 @@ async def test_credentials_are_not_captured() -> None:
 async def test_the_side_requests_of_a_client_are_marked() -> None:
     """As its pack tells them."""
 
-    def title(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
-        return Stripped(body, client="openclaw", side="title")
+    def title(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
+        return RewriteResult(body, client="openclaw", side="title")
 
     async with run_stub(answer(b"{}")) as stub:
         async with proxy(stub, strip=title) as running:

@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstack.prompt.engine import Stripped
+from kvstack.prompt.engine import RewriteResult
 from kvstack.state.events import (
     AnswerSeen,
     LogFactSeen,
@@ -74,7 +74,7 @@ async def test_the_rules_are_those_of_the_running_stack() -> None:
     async with run_stub(answer(ANSWER)) as stub, proxy(stub, strip=openclaw_strip) as running:
         await exchange(running.port, http("POST", CHAT, body))
         status, _, told = await exchange(running.port, http("GET", "/kvstack/rules"))
-        counted = running.stack.snapshot().totals.rules
+        counted = running.stack.stack_state().totals.rules
     assert status == 200
     rules = {rule["name"]: rule for rule in json.loads(told)["data"]["rules"]}
     assert rules["openclaw.timestamps"]["active"] is False
@@ -343,7 +343,7 @@ async def test_a_refusal_names_what_to_turn_on() -> None:
 async def test_a_side_request_does_not_continue_the_conversation() -> None:
     """A title request quotes the chat; the chat's next turn is laid beside the chat's last one."""
 
-    def label(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+    def label(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
         stripped = plain_strip(body, path, headers)
         return replace(stripped, side="title") if b"title" in body else stripped
 

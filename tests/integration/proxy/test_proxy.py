@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kvstack.prompt.engine import Stripped
+from kvstack.prompt.engine import RewriteResult
 from kvstack.state.events import AnswerSeen, FirstByteSent, Notice, RequestEnded, RequestReceived
 from tests.integration.proxy.proxy_rig import (
     BODY,
@@ -72,8 +72,8 @@ async def test_headers_are_kept_except_those_of_the_hop() -> None:
 async def test_an_edited_body_gets_its_own_length() -> None:
     """FR-37: the client's Content-Length would cut or hang an edited request."""
 
-    def shorten(body: bytes, _path: str, _headers: list[tuple[str, str]]) -> Stripped:
-        return Stripped(body.replace(b"hi", b""), api="chat")  # type: ignore[arg-type]
+    def shorten(body: bytes, _path: str, _headers: list[tuple[str, str]]) -> RewriteResult:
+        return RewriteResult(body.replace(b"hi", b""), api="chat")  # type: ignore[arg-type]
 
     async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=shorten) as running:
         status, _, _ = await exchange(running.port, http("POST", CHAT, BODY))
@@ -456,7 +456,7 @@ async def test_a_huge_request_does_not_keep_others_waiting() -> None:
     working = threading.Event()
     done = threading.Event()
 
-    def slow(body: bytes, path: str, headers: list[tuple[str, str]]) -> Stripped:
+    def slow(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
         working.set()
         assert done.wait(10)
         return plain_strip(body, path, headers)
@@ -475,7 +475,7 @@ async def test_a_huge_request_does_not_keep_others_waiting() -> None:
 async def test_rules_that_fail_never_fail_a_request() -> None:
     """Fail open: the original bytes go out, a counter rises, a person is told once."""
 
-    def broken(_body: bytes, _path: str, _headers: list[tuple[str, str]]) -> Stripped:
+    def broken(_body: bytes, _path: str, _headers: list[tuple[str, str]]) -> RewriteResult:
         raise RuntimeError("bug")
 
     async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=broken) as running:

@@ -81,7 +81,7 @@ async def test_nobody_goes_on_from_an_error() -> None:
         assert await second_turn_day(running, stub, OWN) == NEW
 
 
-class Gate:
+class Pause:
     """An upstream that answers its first request when it may, and the others at once."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Gate:
 
 async def test_nobody_goes_on_from_an_answer_that_is_due() -> None:
     """While the first turn is in its prefill, a second one is another conversation's; afterwards it may be its own."""
-    gate = Gate()
+    gate = Pause()
     async with run_stub(gate.handle) as stub, proxy(stub, strip=pi_strip()) as running:
         async with asyncio.TaskGroup() as group:
             group.create_task(exchange(running.port, request(OLD)))
@@ -145,7 +145,7 @@ async def test_nobody_goes_on_from_a_request_that_was_refused() -> None:
 
 async def test_nobody_goes_on_from_a_request_that_was_given_up() -> None:
     """Its client left before the first word."""
-    gate = Gate()
+    gate = Pause()
     async with run_stub(gate.handle) as stub, proxy(stub, strip=pi_strip()) as running:
         _, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(request(OLD))

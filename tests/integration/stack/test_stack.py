@@ -50,7 +50,7 @@ async def test_nothing_is_left_after_an_orderly_stop() -> None:
         assert names() == ["t"]
         seen = stack.subscribe()
     assert names() == []
-    assert stack.snapshot().state is State.STOPPED
+    assert stack.stack_state().state is State.STOPPED
     states = [event.state for event in seen._events if isinstance(event, StateChanged)]
     assert states == [State.STOPPING, State.STOPPED]
     with pytest.raises(OSError, match="Connect call failed"):
@@ -171,7 +171,7 @@ async def test_a_warm_up_that_is_off_at_the_start_can_be_asked_for() -> None:
     switches = ("warmup.enabled=false", "warmup.system_prompt=You help.")
     async with run_stub(answer(b"{}")) as stub, running(stub, closed_port(), *switches) as stack:
         assert asked(stub) == []
-        assert stack.snapshot().warmup.outcome == "off"
+        assert stack.stack_state().warmup.outcome == "off"
         assert (await stack.warm_up()).outcome == "done"
         assert asked(stub) == [f"POST {CHAT} HTTP/1.1"]
     async with run_stub(answer(b"{}")) as stub, running(stub, closed_port(), "warmup.enabled=false") as stack:

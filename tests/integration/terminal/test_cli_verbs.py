@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from kvstack.rundir import RunDir
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from tests.real.stacks import free_ports, get, post, run_stack, write_config
 
 pytestmark = pytest.mark.timeout(120)
@@ -523,7 +523,7 @@ def test_data_keys_that_others_script_against(hanging: _HangingServer, tmp_path:
     assert published <= row.keys()
     assert row["stripped"].keys() == {"ts_removed", "msg_ids_removed", "items_modified"}
     assert all(row[key] is None for key in ("cached_tokens", "evaluated_tokens", "lcp_similarity_ratio", "prefill_ms"))
-    assert data.keys() >= Snapshot("x", "y").to_dict().keys()
+    assert data.keys() >= StackState("x", "y").to_dict().keys()
 
 
 def test_environment_of_the_verbs_is_not_the_stack(tmp_path: Path) -> None:

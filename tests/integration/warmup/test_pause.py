@@ -12,9 +12,9 @@ from kvstack.bus import Bus
 from kvstack.prompt.warmup_request import head_digest
 from kvstack.state.events import RequestEnded, RequestForwarded, RequestReceived, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.warmup import pause as gate_module
-from kvstack.warmup.pause import Gate
+from kvstack.warmup.pause import Pause
 from tests.unit.state.story import Story
 
 
@@ -27,7 +27,7 @@ def received(number: int, conversation: str | None = None) -> RequestReceived:
 @pytest.fixture
 def bus() -> Bus:
     """A stack that serves."""
-    bus = Bus(Snapshot("t", "http://127.0.0.1:1"))
+    bus = Bus(StackState("t", "http://127.0.0.1:1"))
     bus.publish(ServerSpawned(0.0, 1, ("llama-server",)))
     bus.publish(StateChanged(0.0, State.READY, ""))
     return bus
@@ -35,7 +35,7 @@ def bus() -> Bus:
 
 async def test_requests_wait_while_the_slot_is_filled(bus: Bus) -> None:
     """And not longer than they may."""
-    gate = Gate(bus)
+    gate = Pause(bus)
     async with gate.quiet() as quiet:
         assert quiet
         assert not gate.is_open
@@ -48,7 +48,7 @@ async def test_requests_wait_while_the_slot_is_filled(bus: Bus) -> None:
 async def test_a_request_that_is_being_served_gets_a_moment(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends is waited for; one that goes on is not disturbed."""
     monkeypatch.setattr(gate_module, "QUIET_S", 0.2)
-    gate = Gate(bus)
+    gate = Pause(bus)
     bus.publish(received(1))
     async with gate.quiet() as quiet:
         assert quiet  # it waits for the gate itself
@@ -68,7 +68,7 @@ async def test_a_request_that_is_being_served_gets_a_moment(bus: Bus, monkeypatc
 async def test_before_anybody_is_served_there_is_nothing_to_hold_back(bus: Bus) -> None:
     """At the start the proxy waits for the state anyway."""
     bus.publish(StateChanged(1.0, State.WARMING, ""))
-    gate = Gate(bus)
+    gate = Pause(bus)
     async with gate.quiet() as quiet:
         assert quiet
         assert gate.is_open
@@ -85,7 +85,7 @@ def body(system: str, user: str) -> bytes:
 
 async def test_the_conversations_are_remembered_by_what_their_prompts_begin_with(bus: Bus) -> None:
     """Newest first, bounded, of this run alone."""
-    gate = Gate(bus)
+    gate = Pause(bus)
     for number in range(1, 40):
         bus.publish(received(number, f"c{number % 30}"))
         gate.sent(number, CHAT, body("S", str(number)))
@@ -105,7 +105,7 @@ async def test_the_conversations_are_remembered_by_what_their_prompts_begin_with
 async def test_a_conversation_that_lost_its_slot_is_not_there_any_more() -> None:
     """Whether the host prompt cache still has it, nobody knows: who asks for a warm-up shall have one."""
     story = Story()
-    gate = Gate(story)  # type: ignore[arg-type] - all that it asks for is the Snapshot
+    gate = Pause(story)  # type: ignore[arg-type] - all that it asks for is the Snapshot
     for conversation in ("c1", "c2"):
         story.turn(900, 0, conversation=conversation)
         gate.sent(story.numbers, CHAT, body(conversation, "Hi"))
@@ -114,7 +114,7 @@ async def test_a_conversation_that_lost_its_slot_is_not_there_any_more() -> None
 
 async def test_nothing_that_was_said_is_kept(bus: Bus) -> None:
     """`proxy.keep_bodies` is none by default; where nobody will ask, not even digests are."""
-    gate, forgetful = Gate(bus), Gate(bus, remembers=False)
+    gate, forgetful = Pause(bus), Pause(bus, remembers=False)
     for one in (gate, forgetful):
         one.sent(1, CHAT, body("the system text", "the secret"))
     kept = pickle.dumps(gate.conversations())

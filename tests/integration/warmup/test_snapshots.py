@@ -15,9 +15,9 @@ import pytest
 from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
 from kvstack.stack.plan import make_plan
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.upstream import Props, Upstream, UpstreamError
-from kvstack.warmup.pause import Gate
+from kvstack.warmup.pause import Pause
 from kvstack.warmup.prefix import NoSnapshot, Prefix
 from kvstack.warmup.snapshots import PrefixSnapshots
 from kvstack.warmup.store import SnapshotFiles
@@ -59,7 +59,7 @@ class Rig:
         self.stub = stub
         self.warned: list[str] = []
         self.upstream = Upstream(f"http://127.0.0.1:{stub.port}")
-        gate = Gate(Bus(Snapshot("t", "http://127.0.0.1:1")))
+        gate = Pause(Bus(StackState("t", "http://127.0.0.1:1")))
         self.snapshots = PrefixSnapshots(
             replace(plan.warmup_context, snapshot_dir=directory), self.upstream, Props, gate, self.warned.append
         )

@@ -17,14 +17,14 @@ from kvstack.prompt.warmup_request import WarmupRequest
 from kvstack.stack.plan import make_plan
 from kvstack.state.events import AnswerSeen, Event, RequestEnded, StateChanged, WarmupEnded, WarmupStarted
 from kvstack.state.lifecycle import State
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.upstream import Props, Upstream
 from kvstack.warmup import validation as proving_module
-from kvstack.warmup.pause import Gate
+from kvstack.warmup.pause import Pause
 from kvstack.warmup.prefix import NoSnapshot, Prefix
 from kvstack.warmup.snapshots import PrefixSnapshots
 from kvstack.warmup.store import SnapshotFiles
-from kvstack.warmup.validation import Prover
+from kvstack.warmup.validation import SnapshotValidator
 from tests.integration.proxy.proxy_rig import CHAT
 from tests.integration.stub_upstream import Received, StubUpstream, run_stub
 from tests.unit.state.story import Story
@@ -48,7 +48,7 @@ class Life(Story):
     """A stack's life on a bus."""
 
     def __init__(self) -> None:
-        self.bus = Bus(Snapshot("t", "http://127.0.0.1:1"))
+        self.bus = Bus(StackState("t", "http://127.0.0.1:1"))
         self.events: list[Event] = []
         super().__init__()
 
@@ -56,7 +56,7 @@ class Life(Story):
         """Let something happen."""
         self.events.append(event)
         self.bus.publish(event)
-        self.snapshot = self.bus.snapshot
+        self.stack_state = self.bus.stack_state
 
 
 class Rig:
@@ -72,10 +72,10 @@ class Rig:
             replace(plan.warmup_context, snapshot_dir=directory),
             self.upstream,
             Props,
-            Gate(self.life.bus),
+            Pause(self.life.bus),
             lambda _: None,
         )
-        self.prover = Prover(self.upstream, self.snapshots, self.life.bus)
+        self.prover = SnapshotValidator(self.upstream, self.snapshots, self.life.bus)
         self.restore()
 
     def restore(self) -> None:
@@ -111,7 +111,7 @@ class Rig:
 
     def judgements(self) -> list[bool]:
         """All so far."""
-        published = self.life.bus.snapshot.warmup
+        published = self.life.bus.stack_state.warmup
         return [False] if published.outcome == "failed" else [True] if published.is_proved else []
 
     async def turn(self, text: str, cached: int, **keys: object) -> list[bool]:
@@ -143,7 +143,7 @@ async def test_the_first_request_with_the_prefix_decides(cached: int, holds: boo
     """Four tokens may be missing, no more."""
     async with rig(tmp_path) as made:
         assert await made.turn(SYSTEM, cached) == [holds]
-        assert bool(made.life.bus.snapshot.notices) is not holds
+        assert bool(made.life.bus.stack_state.notices) is not holds
         assert await made.turn(SYSTEM, 0) == [holds]
 
 
@@ -238,8 +238,8 @@ async def test_failures_are_counted_until_a_proof(tmp_path: Path) -> None:
     """The first one is told, and the next start makes it anew; after a proof the count begins again."""
     async with rig(tmp_path) as made:
         assert await made.turn(SYSTEM, 0) == [False]
-        assert "the next start makes it anew" in made.life.bus.snapshot.notices[-1][2]
-        assert "request 1 found 0 of its 17 tokens cached" in made.life.bus.snapshot.warmup.detail
+        assert "the next start makes it anew" in made.life.bus.stack_state.notices[-1][2]
+        assert "request 1 found 0 of its 17 tokens cached" in made.life.bus.stack_state.warmup.detail
         with pytest.raises(NoSnapshot, match="did not hold"):
             await made.snapshots.warm_up(WarmupRequest(CHAT, b"{}"))
     async with rig(tmp_path) as made:
@@ -247,7 +247,7 @@ async def test_failures_are_counted_until_a_proof(tmp_path: Path) -> None:
     for next_time in ("the next start makes it anew", "for some days the chat form is used"):
         async with rig(tmp_path) as made:
             assert await made.turn(SYSTEM, 0) == [False]
-            assert next_time in made.life.bus.snapshot.notices[-1][2]
+            assert next_time in made.life.bus.stack_state.notices[-1][2]
     assert made.files.refusal(PREFIX.name) is not None
 
 

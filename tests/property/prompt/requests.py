@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvstack.prompt.engine import Stripped, apply_rules
+from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.ruleset import RuleSet
 
@@ -213,7 +213,7 @@ def items_of(value: Body) -> list[Body]:
     return [{"role": role, "content": text.removesuffix(closed)} for role, _, text in turns if text.endswith(closed)]
 
 
-def strip(raw: bytes, client: Client, rules: RuleSet, memory: ConversationMemory | None = None) -> Stripped:
+def strip(raw: bytes, client: Client, rules: RuleSet, memory: ConversationMemory | None = None) -> RewriteResult:
     """Send a client's request through the rules, in front of a model with the ChatML template."""
     return apply_rules(raw, PATHS[client.dialect], rules, memory, chat_template=CHATML)
 

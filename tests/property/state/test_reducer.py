@@ -29,7 +29,7 @@ from kvstack.state.events import (
 from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import LogFact
 from kvstack.state.reducer import reduce
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 
 NUMBERS = st.integers(1, 6)
 TOKENS = st.sampled_from([0, 1, 4, 70, 500, 3000])
@@ -200,20 +200,20 @@ def unique(events: list[Event]) -> list[Event]:
 @settings(max_examples=400, deadline=None)
 def test_the_picture_stays_whole(events: list[Event]) -> None:
     """Totals are the sums of what is shown, counters never shrink, a task has one owner, ratios are ratios."""
-    snapshot = Snapshot("test", "http://127.0.0.1:1")
-    counted, shown = snapshot.counters, snapshot.totals
+    stack_state = StackState("test", "http://127.0.0.1:1")
+    counted, shown = stack_state.counters, stack_state.totals
     for event in events:
-        snapshot = reduce(snapshot, event)
-        before, counted = counted, snapshot.counters
-        assert snapshot.totals.saved_s >= shown.saved_s
-        assert snapshot.totals.cost_s >= shown.cost_s
-        shown = snapshot.totals
+        stack_state = reduce(stack_state, event)
+        before, counted = counted, stack_state.counters
+        assert stack_state.totals.saved_s >= shown.saved_s
+        assert stack_state.totals.cost_s >= shown.cost_s
+        shown = stack_state.totals
         assert counted.requests >= before.requests
         assert counted.evaluated_tokens >= before.evaluated_tokens
         assert counted.saved_s >= before.saved_s
         assert all(counted.verdicts.get(verdict, 0) >= count for verdict, count in before.verdicts.items())
-    judged = [row for row in snapshot.requests if row.verdict is not None and row.api is not None]
-    totals = snapshot.totals
+    judged = [row for row in stack_state.requests if row.verdict is not None and row.api is not None]
+    totals = stack_state.totals
     assert totals.requests == len(judged) == sum(totals.verdicts.values())
     known = [row for row in judged if None not in {row.prompt_tokens, row.cached_tokens, row.evaluated_tokens}]
     assert totals.cached_tokens == sum(row.cached_tokens or 0 for row in known)
@@ -222,13 +222,13 @@ def test_the_picture_stays_whole(events: list[Event]) -> None:
     for seconds, sums in (("saved_s", totals.saved_s), ("cost_s", totals.cost_s)):
         rows = [getattr(row, seconds) or 0.0 for row in judged if row.is_counted]
         assert sums == pytest.approx(sum(rows))
-    owners = [task.owner for task in snapshot.join.tasks if task.owner is not None]
+    owners = [task.owner for task in stack_state.join.tasks if task.owner is not None]
     assert len(owners) == len(set(owners))
-    assert not any(task.is_warmup and task.owner is not None for task in snapshot.join.tasks)
-    nobodys = [task for task in snapshot.join.tasks if task.owner is None and not (task.is_warmup or task.is_child)]
-    assert snapshot.log.unclaimed_tasks >= sum(task.released for task in nobodys)
-    assert snapshot.log.unclaimed_tasks >= 0
-    for row in snapshot.requests:
+    assert not any(task.is_warmup and task.owner is not None for task in stack_state.join.tasks)
+    nobodys = [task for task in stack_state.join.tasks if task.owner is None and not (task.is_warmup or task.is_child)]
+    assert stack_state.log.unclaimed_tasks >= sum(task.released for task in nobodys)
+    assert stack_state.log.unclaimed_tasks >= 0
+    for row in stack_state.requests:
         assert (row.verdict is not None) == row.is_over
         for ratio in (row.reuse_ratio, row.lcp_similarity_ratio):
             assert ratio is None or 0.0 <= ratio <= 1.0
@@ -237,4 +237,4 @@ def test_the_picture_stays_whole(events: list[Event]) -> None:
         assert (row.lost_tokens or 0) >= 0
         assert (row.cost_s or 0) >= 0
         assert (row.saved_s or 0) >= 0
-    assert json.loads(json.dumps(snapshot.to_dict())) == snapshot.to_dict()
+    assert json.loads(json.dumps(stack_state.to_dict())) == stack_state.to_dict()

@@ -19,7 +19,7 @@ from tests.unit.state.story import Story
 def found(story: Story | None = None, server: str = 'model = "m"', **more: object) -> dict[str, Finding]:
     """Findings by their codes."""
     config = parse_config(f'name = "box"\n[server]\n{server}', Path("/etc/box.toml"), Path("/"))
-    facts = Facts(config, running=story.snapshot if story is not None else None, **more)  # type: ignore[arg-type]
+    facts = Facts(config, running=story.stack_state if story is not None else None, **more)  # type: ignore[arg-type]
     return {finding.code: finding for finding in diagnose(facts)}
 
 
@@ -47,7 +47,7 @@ def test_every_verdict_has_its_words() -> None:
             1, 1.0, "POST", "/x", "chat", verdict=verdict, prompt_tokens=9, cached_tokens=0, lost_tokens=9, phase="done"
         )
         story = Story()
-        story.snapshot = replace(story.snapshot, requests=(row, replace(row, id=2)))
+        story.stack_state = replace(story.stack_state, requests=(row, replace(row, id=2)))
         good = verdict in {"HIT", "WARM", "RESTORED", "CANCELLED", "FAILED", "UNKNOWN"}
         assert ("cache-missed" in found(story)) is not good
 

@@ -13,7 +13,7 @@ from kvstack.config.rules import RulePatch
 from kvstack.prompt.alternating import habits
 from kvstack.prompt.diff.difference import Cause, diverge
 from kvstack.prompt.diff.segments import common_prefix, render
-from kvstack.prompt.engine import Stripped, apply_rules
+from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.ruleset import RuleSet
 
@@ -46,7 +46,7 @@ def send(
     path: str = CHAT,
     memory: ConversationMemory | None = None,
     headers: Sequence[tuple[str, str]] = (),
-) -> tuple[Body, Stripped]:
+) -> tuple[Body, RewriteResult]:
     """Apply the rules; return the body that goes upstream, decoded, and what was done."""
     result = apply_rules(json.dumps(body).encode(), path, rules, memory, headers)
     return json.loads(result.body), result

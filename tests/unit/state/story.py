@@ -20,7 +20,7 @@ from kvstack.state.events import (
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
 from kvstack.state.reducer import reduce
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 
 RATE_TOKENS_PER_MS = 1.0
 
@@ -29,7 +29,7 @@ class Story:
     """A stack that is ready, its server in run 1."""
 
     def __init__(self, *, attached: bool = False) -> None:
-        self.snapshot = Snapshot("test", "http://127.0.0.1:1234")
+        self.stack_state = StackState("test", "http://127.0.0.1:1234")
         self.now_s = 1000.0
         self.run = 0
         self.numbers = 0
@@ -43,7 +43,7 @@ class Story:
     def emit(self, event: Event) -> None:
         """Let something happen."""
         self.now_s += 0.001
-        self.snapshot = reduce(self.snapshot, event)
+        self.stack_state = reduce(self.stack_state, event)
 
     def spawn(self) -> None:
         """Start the server (again)."""
@@ -219,6 +219,6 @@ class Story:
 
     def row(self, number: int) -> RequestRow:
         """One request."""
-        row = self.snapshot.row(number)
+        row = self.stack_state.row(number)
         assert row is not None
         return row

@@ -22,8 +22,8 @@ def test_the_log_after_the_answer() -> None:
     story.finish(task, 1000, 950)
     after = story.row(number)
     assert (after.settled, after.task, after.lcp_similarity_ratio) == (True, task, 0.9)
-    assert story.snapshot.totals.requests == 1
-    assert story.snapshot.totals.cached_tokens == 950
+    assert story.stack_state.totals.requests == 1
+    assert story.stack_state.totals.cached_tokens == 950
 
 
 def test_all_of_the_log_after_the_answer() -> None:
@@ -36,7 +36,7 @@ def test_all_of_the_log_after_the_answer() -> None:
     story.finish(task, 1000, 950)
     row = story.row(number)
     assert (row.task, row.lcp_similarity_ratio, row.settled) == (task, 0.9, True)
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.stack_state.log.unclaimed_tasks == 0
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -56,8 +56,8 @@ def test_parallel_requests_are_told_apart(order: tuple[int, ...]) -> None:
         assert (row.slot, row.task, row.prompt_tokens) == (index, tasks[index], prompts[index])
         assert row.lcp_similarity_ratio == pytest.approx(0.2 + index / 10)
         assert row.settled
-        assert story.snapshot.slots[index].conversation == f"c{index}"
-    assert story.snapshot.log.unclaimed_tasks == 0
+        assert story.stack_state.slots[index].conversation == f"c{index}"
+    assert story.stack_state.log.unclaimed_tasks == 0
 
 
 def test_bypass_beside_a_proxied_request() -> None:
@@ -72,8 +72,8 @@ def test_bypass_beside_a_proxied_request() -> None:
     story.end(number)
     row = story.row(number)
     assert (row.task, row.slot, row.lcp_similarity_ratio) == (own, 0, 0.5)
-    assert story.snapshot.log.unclaimed_tasks == 1
-    assert story.snapshot.slots[1].request is None
+    assert story.stack_state.log.unclaimed_tasks == 1
+    assert story.stack_state.slots[1].request is None
 
 
 def test_figures_that_contradict_are_not_taken() -> None:
@@ -86,7 +86,7 @@ def test_figures_that_contradict_are_not_taken() -> None:
     story.end(number)
     row = story.row(number)
     assert (row.task, row.lcp_similarity_ratio) == (None, None)
-    assert story.snapshot.log.unclaimed_tasks == 1
+    assert story.stack_state.log.unclaimed_tasks == 1
 
 
 def test_answers_without_timings_take_times_from_the_log() -> None:
@@ -127,11 +127,11 @@ def test_progress_of_a_running_prefill() -> None:
         f"slot print_timing: {head}prompt processing, n_tokens =  24576, progress = 0.83,"
         " t =   3.48 s / 7070.30 tokens per second"
     )
-    row, slot = story.row(number), story.snapshot.slots[0]
+    row, slot = story.row(number), story.stack_state.slots[0]
     assert (row.prompt_tokens, row.processed_tokens, row.prefill_tokens_per_s) == (29614, 24576, 7070.3)
     assert (row.cached_tokens, row.verdict) == (8192, None)
     assert (slot.slot, slot.conversation, slot.processed_tokens, slot.tokens_per_s) == (2, "c1", 24576, 7070.3)
-    shown = story.snapshot.to_dict()["slots"][0]
+    shown = story.stack_state.to_dict()["slots"][0]
     assert (shown["is_busy"], shown["prompt_tokens"], shown["processed_tokens"]) == (True, 29614, 24576)
 
 
@@ -146,8 +146,8 @@ def test_child_tasks_are_their_parents() -> None:
     story.answer(number, 500, 0)
     story.end(number)
     assert story.row(number).task == parent
-    assert story.snapshot.log.unclaimed_tasks == 0
-    assert story.snapshot.totals.requests == 1
+    assert story.stack_state.log.unclaimed_tasks == 0
+    assert story.stack_state.totals.requests == 1
 
 
 def test_the_last_words_of_a_dead_server_change_nothing() -> None:
@@ -158,8 +158,8 @@ def test_the_last_words_of_a_dead_server_change_nothing() -> None:
     story.run = 1
     story.reader = old
     story.launch(how="lru")
-    assert story.snapshot.join.tasks == ()
-    assert story.snapshot.join.run == 2
+    assert story.stack_state.join.tasks == ()
+    assert story.stack_state.join.run == 2
 
 
 def test_a_restart_while_a_request_runs() -> None:
@@ -173,7 +173,7 @@ def test_a_restart_while_a_request_runs() -> None:
     story.end(number, "failed", 502)
     row = story.row(number)
     assert (row.verdict, row.settled) == ("FAILED", True)
-    assert story.snapshot.log.unclaimed_tasks == 1
+    assert story.stack_state.log.unclaimed_tasks == 1
 
 
 def test_other_requests_get_no_task() -> None:
@@ -191,10 +191,10 @@ def test_a_warmup_by_hand_is_no_bypass() -> None:
 
     story = Story()
     story.finish(story.launch(how="lru"), 7504, 0, generated=1)
-    assert story.snapshot.log.unclaimed_tasks == 1
+    assert story.stack_state.log.unclaimed_tasks == 1
     story.emit(WarmupEnded(story.now_s, "done", 7504, 7504, 7504.0))
-    assert story.snapshot.log.unclaimed_tasks == 0
-    assert story.snapshot.slots[0].is_warmup
+    assert story.stack_state.log.unclaimed_tasks == 0
+    assert story.stack_state.slots[0].is_warmup
 
 
 def test_a_log_that_lags_behind_the_warmup() -> None:
@@ -210,7 +210,7 @@ def test_a_log_that_lags_behind_the_warmup() -> None:
     story.answer(number, 7766, 7494)
     story.end(number)
     assert (story.row(number).task, story.row(number).verdict) == (task, "WARM")
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.stack_state.log.unclaimed_tasks == 0
 
 
 def test_requests_beyond_what_is_kept() -> None:
@@ -218,10 +218,10 @@ def test_requests_beyond_what_is_kept() -> None:
     story = Story()
     for index in range(130):
         story.turn(1000 + index * 20, 990 + index * 20, items=2 + 2 * index)
-    assert len(story.snapshot.requests) == 100
-    assert story.snapshot.requests[-1].id == 130
-    assert story.snapshot.totals.requests == 130
-    assert len(story.snapshot.join.tasks) <= 64
+    assert len(story.stack_state.requests) == 100
+    assert story.stack_state.requests[-1].id == 130
+    assert story.stack_state.totals.requests == 130
+    assert len(story.stack_state.join.tasks) <= 64
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [((8, 0.0), (9, 0.0)), ((8, 0.0), (8, 0.02))])
@@ -239,7 +239,7 @@ def test_near_misses_are_no_proof(ours: tuple[int, float], theirs: tuple[int, fl
     story.emit(AnswerSeen(number, 500, 0, 500, ours[0], 500.0 + ours[1], 16.0))
     story.end(number)
     assert story.row(number).task is None
-    assert story.snapshot.log.unclaimed_tasks == 1
+    assert story.stack_state.log.unclaimed_tasks == 1
 
 
 def test_the_slot_knows_its_checkpoints() -> None:
@@ -252,11 +252,11 @@ def test_the_slot_knows_its_checkpoints() -> None:
             f"{head}created context checkpoint {number} of 32 (pos_min = 9, pos_max = 9, n_tokens = {number * 10},"
             " size = 0.028 MiB)"
         )
-    assert story.snapshot.slots[0].checkpoints == 3
+    assert story.stack_state.slots[0].checkpoints == 3
     story.log(f"{head}erasing old context checkpoint (pos_min = 9, pos_max = 9, n_tokens = 10, size = 0.028 MiB)")
-    assert story.snapshot.slots[0].checkpoints == 2
+    assert story.stack_state.slots[0].checkpoints == 2
     story.log("srv  try_clear_id: purging slot 0 with 30 tokens")
-    assert story.snapshot.slots[0].checkpoints == 0
+    assert story.stack_state.slots[0].checkpoints == 0
 
 
 def test_a_failed_load_from_the_ram_cache_is_no_hit() -> None:
@@ -277,18 +277,18 @@ def test_a_warm_up_while_clients_are_served() -> None:
     story = Story()
     story.turn(900, 0)
     story.emit(WarmupStarted(story.now_s))
-    assert story.snapshot.warmup.is_running
+    assert story.stack_state.warmup.is_running
     task = story.launch(how="lcp", similarity=0.5)
-    assert story.snapshot.slots[0].is_warmup
+    assert story.stack_state.slots[0].is_warmup
     story.finish(task, 1200, 200, generated=1)
     story.emit(WarmupEnded(story.now_s, "done", 1200, 1000, 1000.0))
-    assert not story.snapshot.warmup.is_running
-    assert story.snapshot.slots[0].is_warmup
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert not story.stack_state.warmup.is_running
+    assert story.stack_state.slots[0].is_warmup
+    assert story.stack_state.log.unclaimed_tasks == 0
     # The next one past the proxy is a stranger's again.
     story.finish(story.launch(), 300, 0)
-    assert not story.snapshot.slots[0].is_warmup
-    assert story.snapshot.log.unclaimed_tasks == 1
+    assert not story.stack_state.slots[0].is_warmup
+    assert story.stack_state.log.unclaimed_tasks == 1
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -307,11 +307,11 @@ def test_a_warm_up_of_several_tasks(late: bool) -> None:
     story.emit(WarmupEnded(story.now_s, "done", 1200, 1200, 1200.0, boundary_tokens=1200, snapshot="saved"))
     if late:
         story.finish(story.launch(), 1200, 0, generated=1)
-    assert story.snapshot.log.unclaimed_tasks == 0
-    assert [task.is_proved for task in story.snapshot.join.tasks if task.is_warmup] == [True, True]
-    assert story.snapshot.slots[0].is_warmup
+    assert story.stack_state.log.unclaimed_tasks == 0
+    assert [task.is_proved for task in story.stack_state.join.tasks if task.is_warmup] == [True, True]
+    assert story.stack_state.slots[0].is_warmup
     story.finish(story.launch(), 300, 0)
-    assert story.snapshot.log.unclaimed_tasks == 1
+    assert story.stack_state.log.unclaimed_tasks == 1
 
 
 def test_a_restore_is_no_task() -> None:
@@ -322,10 +322,10 @@ def test_a_restore_is_no_task() -> None:
     story.finish(story.launch(), 2, 0, generated=1)
     story.emit(WarmupStepped(story.now_s, 2, 2))
     story.emit(WarmupEnded(story.now_s, "done", 1200, 0, 8.0, boundary_tokens=1200, snapshot="restored"))
-    assert story.snapshot.slots[0].is_warmup
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.stack_state.slots[0].is_warmup
+    assert story.stack_state.log.unclaimed_tasks == 0
     assert story.turn(1300, 1200, conversation="other").verdict == "WARM"
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.stack_state.log.unclaimed_tasks == 0
 
 
 def test_a_late_log_still_finds_the_warm_up() -> None:
@@ -335,8 +335,8 @@ def test_a_late_log_still_finds_the_warm_up() -> None:
     story.emit(WarmupStarted(story.now_s))
     story.emit(WarmupEnded(story.now_s, "done", 1200, 1000, 1000.0))
     story.finish(story.launch(), 1200, 200, generated=1)
-    assert story.snapshot.slots[0].is_warmup
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.stack_state.slots[0].is_warmup
+    assert story.stack_state.log.unclaimed_tasks == 0
 
 
 def test_a_second_warm_up_with_the_same_figures() -> None:
@@ -346,9 +346,9 @@ def test_a_second_warm_up_with_the_same_figures() -> None:
         story.emit(WarmupStarted(story.now_s))
         story.emit(WarmupEnded(story.now_s, "done", 1200, 1, 1.0))
         story.finish(story.launch(how="lcp", similarity=0.999), 1200, 1199, generated=1)
-        assert story.snapshot.slots[0].is_warmup
-    assert story.snapshot.log.unclaimed_tasks == 0
-    assert [task.is_proved for task in story.snapshot.join.tasks] == [True, True]
+        assert story.stack_state.slots[0].is_warmup
+    assert story.stack_state.log.unclaimed_tasks == 0
+    assert [task.is_proved for task in story.stack_state.join.tasks] == [True, True]
 
 
 def test_a_warm_up_that_failed_claims_nothing() -> None:
@@ -357,7 +357,7 @@ def test_a_warm_up_that_failed_claims_nothing() -> None:
     story.emit(WarmupStarted(story.now_s))
     story.emit(WarmupEnded(story.now_s, "failed", detail="HTTP 400"))
     assert story.turn(1000, 0).slot == 0
-    assert not story.snapshot.slots[0].is_warmup
+    assert not story.stack_state.slots[0].is_warmup
 
 
 @pytest.mark.parametrize("warm_up_first", [False, True])
@@ -376,8 +376,8 @@ def test_a_warm_up_and_a_request_at_once(warm_up_first: bool) -> None:
     story.emit(WarmupEnded(story.now_s, "done", 1200, 1200, 1200.0))
     assert story.row(number).task == theirs
     assert story.row(number).settled
-    assert [slot_view.is_warmup for slot_view in story.snapshot.slots] == [slot[ours] == 0, slot[ours] == 1]
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert [slot_view.is_warmup for slot_view in story.stack_state.slots] == [slot[ours] == 0, slot[ours] == 1]
+    assert story.stack_state.log.unclaimed_tasks == 0
 
 
 def test_a_request_that_was_sent_before_the_warm_up_keeps_its_task() -> None:
@@ -387,9 +387,9 @@ def test_a_request_that_was_sent_before_the_warm_up_keeps_its_task() -> None:
     story.emit(WarmupStarted(story.now_s))
     story.launch(0)
     assert story.row(number).slot == 0
-    assert not story.snapshot.slots[0].is_warmup
+    assert not story.stack_state.slots[0].is_warmup
     story.launch(1)
-    assert story.snapshot.slots[1].is_warmup
+    assert story.stack_state.slots[1].is_warmup
 
 
 def test_a_refused_task_that_was_mixed_up_leaves_the_slot_as_it_was() -> None:
@@ -407,7 +407,7 @@ def test_a_refused_task_that_was_mixed_up_leaves_the_slot_as_it_was() -> None:
     story.end(other)
     assert story.row(other).task == served
     assert story.row(too_long).task == refused
-    slots = story.snapshot.slots
+    slots = story.stack_state.slots
     assert [(slot.conversation, slot.request) for slot in slots] == [("held", held.id), ("other", other)]
 
 
@@ -441,11 +441,11 @@ def test_a_refused_prompt_whose_log_lags_is_no_bypass(late: str, sizes: tuple[in
         answered(sizes[1])
         for tokens in sizes if late == "both" else sizes[1:]:
             _refuse(story, tokens)
-    assert story.snapshot.log.unclaimed_tasks == 0
-    assert {task.owner for task in story.snapshot.join.tasks} == {1, 2}  # (equal words do not tell which is whose)
+    assert story.stack_state.log.unclaimed_tasks == 0
+    assert {task.owner for task in story.stack_state.join.tasks} == {1, 2}  # (equal words do not tell which is whose)
     story.log("slot get_availabl: id  0 | task -1 | selected slot by LRU, t_last = 12345")
     _refuse(story, 3036)  # past the proxy: nobody is left whose it could be
-    assert story.snapshot.log.unclaimed_tasks == 1
+    assert story.stack_state.log.unclaimed_tasks == 1
 
 
 def test_a_client_that_left_before_the_log_told_of_its_task_is_no_bypass() -> None:
@@ -459,7 +459,7 @@ def test_a_client_that_left_before_the_log_told_of_its_task_is_no_bypass() -> No
     story.log(f"slot   operator(): {head}cached n_tokens = 0, memory_seq_rm [0, end)")
     story.log(f"srv          stop: cancel task, id_task = {task}")
     story.log(f"slot      release: {head}stop processing: n_tokens = 512, truncated = 0")
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.stack_state.log.unclaimed_tasks == 0
     row = story.row(number)
     assert (row.task, row.verdict, row.evaluated_tokens) == (task, "CANCELLED", 512)
 
@@ -477,10 +477,10 @@ def test_whose_a_slot_is_reaches_past_a_refused_task() -> None:
     story.log(f"slot      release: id  0 | task {refused} | stop processing: n_tokens = 1107, truncated = 0")
     story.answer(first, 1000, 0)
     story.answer(second, 1100, 0)
-    assert [slot.conversation for slot in story.snapshot.slots] == ["second", "first"]
+    assert [slot.conversation for slot in story.stack_state.slots] == ["second", "first"]
     # The next one that comes finds whom it drives out.
     story.launch(slot=0, how="lru")
-    assert story.snapshot.join.tasks[-1].holder == "second"
+    assert story.stack_state.join.tasks[-1].holder == "second"
 
 
 @pytest.mark.parametrize("lags", [False, True])
@@ -495,6 +495,6 @@ def test_a_warm_up_that_was_refused_is_no_bypass(lags: bool) -> None:
     story.emit(WarmupEnded(story.now_s, "failed", detail=f"HTTP 400: {words}"))
     if lags:
         _refuse(story, 3035)
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.stack_state.log.unclaimed_tasks == 0
     _refuse(story, 3035)  # once more, and nobody's
-    assert story.snapshot.log.unclaimed_tasks == 1
+    assert story.stack_state.log.unclaimed_tasks == 1

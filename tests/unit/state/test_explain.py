@@ -16,8 +16,8 @@ from tests.unit.state.story import Story
 def told(story: Story, number: int) -> Explanation:
     """The explanation of one request of a story."""
     row = story.row(number)
-    before = story.snapshot.row(row.before) if row.before is not None else None
-    return explain(row, before, story.snapshot.prefill_tokens_per_s, story.snapshot.server.slots)
+    before = story.stack_state.row(row.before) if row.before is not None else None
+    return explain(row, before, story.stack_state.prefill_tokens_per_s, story.stack_state.server.slots)
 
 
 def part(explanation: Explanation, title: str) -> str:
@@ -55,7 +55,7 @@ def test_what_changed_behind_the_first_difference() -> None:
     number = story.ask(items=4, divergence="id in messages[0].content @50", behind=("clock",))
     client = part(told(story, number), "What the client changed")
     assert client == "It differs from the former request: id in messages[0].content @50, and a clock behind it."
-    assert story.snapshot.to_dict()["requests"][-1]["divergence_behind"] == ["clock"]
+    assert story.stack_state.to_dict()["requests"][-1]["divergence_behind"] == ["clock"]
 
 
 def test_an_id_at_the_very_front() -> None:
@@ -379,6 +379,6 @@ def test_the_rate_reproduces_what_was_saved() -> None:
     story.log(f"slot print_timing: {head}prompt eval time =    90000.00 ms /  9000 tokens {speed}")
     story.end(other)
     cost = part(told(story, 2), "What it cost")
-    assert story.snapshot.prefill_tokens_per_s == pytest.approx(19000 / 100)
+    assert story.stack_state.prefill_tokens_per_s == pytest.approx(19000 / 100)
     assert "The cache saved 10.0 s of prefill." in cost
     assert "estimate by this run's prefill rate, 1,000 tokens/s then" in cost

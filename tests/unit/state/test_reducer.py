@@ -26,10 +26,10 @@ from kvstack.state.events import (
 from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import UnknownRecord
 from kvstack.state.reducer import reduce
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from tests.unit.state.story import Story
 
-EMPTY = Snapshot("demo", "http://127.0.0.1:1234")
+EMPTY = StackState("demo", "http://127.0.0.1:1234")
 
 
 def received(number: int, time_s: float = 10.0, **changes: object) -> RequestReceived:
@@ -66,7 +66,7 @@ def test_the_names_that_others_script_against() -> None:
     """The published names are all there."""
     story = Story()
     story.turn(100, 0)
-    shape = story.snapshot.to_dict()
+    shape = story.stack_state.to_dict()
     assert shape.keys() >= {"name", "state", "proxy", "server", "totals", "requests"}
     assert shape["proxy"] == {"url": "http://127.0.0.1:1234"}
     assert shape["server"].keys() >= {"url", "pid", "build", "ctx_per_slot", "device"}
@@ -90,21 +90,21 @@ def test_the_names_that_others_script_against() -> None:
 
 def test_a_request_from_its_receipt_to_its_end() -> None:
     """Phases, time to first token, figures and totals of one request."""
-    snapshot = reduce(EMPTY, received(1))
-    assert snapshot.requests[0].phase == "received"
-    snapshot = reduce(snapshot, RequestForwarded(10.1, 1))
-    assert snapshot.requests[0].phase == "forwarded"
-    snapshot = reduce(snapshot, FirstByteSent(10.75, 1))
-    assert (snapshot.requests[0].phase, snapshot.requests[0].ttft_ms) == ("answering", pytest.approx(750.0))
-    assert snapshot.requests[0].verdict is None
-    assert snapshot.totals.requests == 0
-    snapshot = reduce(snapshot, AnswerSeen(1, 18402, 18377, 25, 40, 200.0, 1000.0, 39.0))
-    snapshot = reduce(snapshot, RequestEnded(11.0, 1, 200, "done"))
-    row = snapshot.requests[0]
+    stack_state = reduce(EMPTY, received(1))
+    assert stack_state.requests[0].phase == "received"
+    stack_state = reduce(stack_state, RequestForwarded(10.1, 1))
+    assert stack_state.requests[0].phase == "forwarded"
+    stack_state = reduce(stack_state, FirstByteSent(10.75, 1))
+    assert (stack_state.requests[0].phase, stack_state.requests[0].ttft_ms) == ("answering", pytest.approx(750.0))
+    assert stack_state.requests[0].verdict is None
+    assert stack_state.totals.requests == 0
+    stack_state = reduce(stack_state, AnswerSeen(1, 18402, 18377, 25, 40, 200.0, 1000.0, 39.0))
+    stack_state = reduce(stack_state, RequestEnded(11.0, 1, 200, "done"))
+    row = stack_state.requests[0]
     assert (row.phase, row.status, row.verdict) == ("done", 200, "WARM")
     assert (row.prefill_ms, row.decode_tokens_per_s) == (200.0, 39.0)
     assert row.reuse_ratio == pytest.approx(18377 / 18402)
-    totals = snapshot.totals
+    totals = stack_state.totals
     assert (totals.requests, totals.prompt_tokens, totals.cached_tokens, totals.evaluated_tokens) == (
         1,
         18402,
@@ -116,17 +116,17 @@ def test_a_request_from_its_receipt_to_its_end() -> None:
 
 def test_only_the_first_token_counts() -> None:
     """A second first byte does not move the time."""
-    snapshot = reduce(EMPTY, received(1))
+    stack_state = reduce(EMPTY, received(1))
     for time_s in (10.5, 12.0):
-        snapshot = reduce(snapshot, FirstByteSent(time_s, 1))
-    assert snapshot.requests[0].ttft_ms == pytest.approx(500.0)
+        stack_state = reduce(stack_state, FirstByteSent(time_s, 1))
+    assert stack_state.requests[0].ttft_ms == pytest.approx(500.0)
 
 
-def _answered_in_one_piece(*, generated: int = 40, **ended: object) -> Snapshot:
+def _answered_in_one_piece(*, generated: int = 40, **ended: object) -> StackState:
     """A request that took five seconds, three of them for the decode, and whose client got all at once."""
-    snapshot = reduce(EMPTY, received(1, stream=False))
-    snapshot = reduce(snapshot, AnswerSeen(1, 18402, 18377, 25, generated, 200.0, 3000.0))
-    return reduce(snapshot, RequestEnded(**{"time_s": 15.0, "id": 1, "status": 200, "outcome": "done", **ended}))  # type: ignore[arg-type]
+    stack_state = reduce(EMPTY, received(1, stream=False))
+    stack_state = reduce(stack_state, AnswerSeen(1, 18402, 18377, 25, generated, 200.0, 3000.0))
+    return reduce(stack_state, RequestEnded(**{"time_s": 15.0, "id": 1, "status": 200, "outcome": "done", **ended}))  # type: ignore[arg-type]
 
 
 def test_the_first_token_of_an_answer_in_one_piece() -> None:
@@ -139,20 +139,20 @@ def test_the_first_token_of_an_answer_in_one_piece() -> None:
 
 def test_what_had_no_token_has_no_time_to_it() -> None:
     """Failed, cancelled and empty answers have no first token, and without the decode's time it is not known."""
-    for snapshot in (
+    for stack_state in (
         _answered_in_one_piece(outcome="failed", status=500),
         _answered_in_one_piece(outcome="cancelled", status=None),
         _answered_in_one_piece(generated=0),
         reduce(reduce(EMPTY, received(1)), RequestEnded(15.0, 1, 200, "done")),
     ):
-        assert snapshot.requests[0].ttft_ms is None
+        assert stack_state.requests[0].ttft_ms is None
 
 
 def test_a_stream_that_broke_keeps_its_first_token() -> None:
     """The client saw a token before the end."""
-    snapshot = reduce(reduce(EMPTY, received(1)), FirstByteSent(10.5, 1))
-    snapshot = reduce(snapshot, RequestEnded(12.0, 1, 200, "failed", "the connection broke"))
-    row = snapshot.requests[0]
+    stack_state = reduce(reduce(EMPTY, received(1)), FirstByteSent(10.5, 1))
+    stack_state = reduce(stack_state, RequestEnded(12.0, 1, 200, "failed", "the connection broke"))
+    row = stack_state.requests[0]
     assert (row.ttft_ms, row.verdict, row.error) == (pytest.approx(500.0), "FAILED", "the connection broke")
 
 
@@ -173,9 +173,9 @@ def test_the_decode_time_may_come_with_the_log() -> None:
 
 def test_a_single_token_has_no_decode_speed() -> None:
     """The first token comes with the prefill: builds print a million tokens per second, or zero."""
-    snapshot = reduce(EMPTY, received(1))
-    snapshot = reduce(snapshot, AnswerSeen(1, 390, 389, 1, 1, 0.17, 0.001, 1_000_000.0))
-    assert snapshot.requests[0].decode_tokens_per_s is None
+    stack_state = reduce(EMPTY, received(1))
+    stack_state = reduce(stack_state, AnswerSeen(1, 390, 389, 1, 1, 0.17, 0.001, 1_000_000.0))
+    assert stack_state.requests[0].decode_tokens_per_s is None
 
 
 def test_events_of_forgotten_requests() -> None:
@@ -192,54 +192,54 @@ def test_events_of_forgotten_requests() -> None:
 def test_rule_hits_are_counted() -> None:
     """What each rule did is summed up."""
     hits = (RuleHit("openclaw-timestamp", "drop", 2), RuleHit("openclaw-ids", "drop", 3))
-    snapshot = reduce(reduce(EMPTY, received(1, hits=hits)), received(2, hits=hits[:1]))
-    assert snapshot.totals.rules == {"openclaw-timestamp": 4, "openclaw-ids": 3}
+    stack_state = reduce(reduce(EMPTY, received(1, hits=hits)), received(2, hits=hits[:1]))
+    assert stack_state.totals.rules == {"openclaw-timestamp": 4, "openclaw-ids": 3}
 
 
 def test_requests_without_a_prompt_are_not_counted() -> None:
     """Totals are about model requests."""
-    snapshot = reduce(reduce(EMPTY, received(1, api=None)), RequestEnded(11.0, 1, 200, "done"))
-    assert snapshot.totals.requests == 0
-    assert snapshot.totals.verdicts == {}
+    stack_state = reduce(reduce(EMPTY, received(1, api=None)), RequestEnded(11.0, 1, 200, "done"))
+    assert stack_state.totals.requests == 0
+    assert stack_state.totals.verdicts == {}
 
 
 def test_states() -> None:
     """The state, when it began, and when the stack did; a repeated state does not restart its clock."""
-    snapshot = reduce(EMPTY, StateChanged(5.0, State.STARTING, "first start"))
-    snapshot = reduce(snapshot, StateChanged(6.0, State.LOADING, ""))
-    snapshot = reduce(snapshot, StateChanged(7.0, State.LOADING, "compiling shaders"))
-    assert (snapshot.state, snapshot.reason, snapshot.state_since_s, snapshot.started_s) == (
+    stack_state = reduce(EMPTY, StateChanged(5.0, State.STARTING, "first start"))
+    stack_state = reduce(stack_state, StateChanged(6.0, State.LOADING, ""))
+    stack_state = reduce(stack_state, StateChanged(7.0, State.LOADING, "compiling shaders"))
+    assert (stack_state.state, stack_state.reason, stack_state.state_since_s, stack_state.started_s) == (
         State.LOADING,
         "compiling shaders",
         6.0,
         5.0,
     )
-    snapshot = reduce(snapshot, ServerSpawned(7.5, 4711, ("llama-server",)))
-    snapshot = reduce(snapshot, MemorySampled(8.0, 1234))
-    assert (snapshot.server.pid, snapshot.server.rss_bytes) == (4711, 1234)
-    snapshot = reduce(snapshot, StateChanged(9.0, State.BACKOFF, "died", restarts=1))
-    assert (snapshot.server.pid, snapshot.server.rss_bytes, snapshot.restarts) == (None, None, 1)
+    stack_state = reduce(stack_state, ServerSpawned(7.5, 4711, ("llama-server",)))
+    stack_state = reduce(stack_state, MemorySampled(8.0, 1234))
+    assert (stack_state.server.pid, stack_state.server.rss_bytes) == (4711, 1234)
+    stack_state = reduce(stack_state, StateChanged(9.0, State.BACKOFF, "died", restarts=1))
+    assert (stack_state.server.pid, stack_state.server.rss_bytes, stack_state.restarts) == (None, None, 1)
 
 
 def test_a_stack_that_has_not_begun_is_about_to() -> None:
     """The first picture of `up` does not say that nothing runs; the clock starts with the first event."""
     assert EMPTY.state is State.STARTING
-    snapshot = reduce(EMPTY, StateChanged(5.0, State.STARTING, "start"))
-    assert (snapshot.state_since_s, snapshot.started_s) == (5.0, 5.0)
+    stack_state = reduce(EMPTY, StateChanged(5.0, State.STARTING, "start"))
+    assert (stack_state.state_since_s, stack_state.started_s) == (5.0, 5.0)
 
 
 def test_descriptions_add_up() -> None:
     """What an event leaves open keeps its value; a new process starts with nothing but its address."""
-    snapshot = reduce(EMPTY, ServerDescribed(1.0, url="http://127.0.0.1:12345", build="b10068", ctx_per_slot=32768))
-    snapshot = reduce(snapshot, ServerDescribed(2.0, model="tiny.gguf"))
-    server = snapshot.server
+    stack_state = reduce(EMPTY, ServerDescribed(1.0, url="http://127.0.0.1:12345", build="b10068", ctx_per_slot=32768))
+    stack_state = reduce(stack_state, ServerDescribed(2.0, model="tiny.gguf"))
+    server = stack_state.server
     assert (server.url, server.build, server.ctx_per_slot, server.model) == (
         "http://127.0.0.1:12345",
         "b10068",
         32768,
         "tiny.gguf",
     )
-    server = reduce(snapshot, ServerSpawned(3.0, 7, ())).server
+    server = reduce(stack_state, ServerSpawned(3.0, 7, ())).server
     assert (server.url, server.build, server.pid, server.started_s) == ("http://127.0.0.1:12345", None, 7, 3.0)
 
 
@@ -261,15 +261,15 @@ def test_what_the_log_tells_of_the_server() -> None:
         "0.00.329.000 I srv        update:  - cache state: 2 prompts, 64.000 MiB (limits: 8192.0 MiB)",
     ):
         story.log(line)
-    server = story.snapshot.server
+    server = story.stack_state.server
     assert (server.device, server.layers_offloaded, server.layers_total) == ("Vulkan0", 49, 49)
     assert server.device_name == "Radeon 8060S"
     assert server.buffers == {"model Vulkan0": 2 * 1048576, "kv Vulkan0": 4 * 1048576}
     assert (server.slots, server.ctx_per_slot, server.kv_unified) == (4, 32768, False)
     assert server.similarity_threshold_ratio == 0.25
     assert server.warnings == ("cache_reuse is not supported by this context, it will be disabled",)
-    assert [level for _, level, _ in story.snapshot.notices] == ["warning"]
-    ram = story.snapshot.ram_cache
+    assert [level for _, level, _ in story.stack_state.notices] == ["warning"]
+    ram = story.stack_state.ram_cache
     assert (ram.prompts, ram.size_bytes, ram.limit_bytes) == (2, 64 * 1048576, 8192 * 1048576)
 
 
@@ -279,7 +279,7 @@ def test_context_per_slot_is_the_split_one() -> None:
     story.log("srv    load_model: initializing slots, n_slots = 4")
     for slot in range(4):
         story.log(f"slot   load_model: id  {slot} | task -1 | new slot, n_ctx = 32768")
-    assert (story.snapshot.server.slots, story.snapshot.server.ctx_per_slot) == (4, 32768)
+    assert (story.stack_state.server.slots, story.stack_state.server.ctx_per_slot) == (4, 32768)
 
 
 def test_a_sleeping_server_forgets() -> None:
@@ -287,38 +287,38 @@ def test_a_sleeping_server_forgets() -> None:
     story = Story()
     story.turn(100, 0)
     story.log("que    start_loop: x\nsrv  x: entering sleeping state")
-    assert story.snapshot.server.asleep
-    assert story.snapshot.slots == ()
+    assert story.stack_state.server.asleep
+    assert story.stack_state.slots == ()
     story.log("srv  x: exiting sleeping state")
-    assert not story.snapshot.server.asleep
+    assert not story.stack_state.server.asleep
 
 
 def test_drift_is_shown() -> None:
     """Records that are not understood are counted, with a few samples."""
-    snapshot = EMPTY
+    stack_state = EMPTY
     for number in range(9):
-        snapshot = reduce(snapshot, LogFactSeen(1.0, 1, UnknownRecord("slot", f"dancing {number}")))
-    snapshot = reduce(snapshot, LogFactSeen(1.0, 1, UnknownRecord("slot", "dancing 0")))
-    assert snapshot.log.drift == 10
-    assert len(snapshot.log.drift_samples) == 5
-    assert snapshot.to_dict()["log"]["drift"] == 10
+        stack_state = reduce(stack_state, LogFactSeen(1.0, 1, UnknownRecord("slot", f"dancing {number}")))
+    stack_state = reduce(stack_state, LogFactSeen(1.0, 1, UnknownRecord("slot", "dancing 0")))
+    assert stack_state.log.drift == 10
+    assert len(stack_state.log.drift_samples) == 5
+    assert stack_state.to_dict()["log"]["drift"] == 10
 
 
 def test_lines_and_notices_are_bounded() -> None:
     """Only the newest are kept."""
-    snapshot = EMPTY
+    stack_state = EMPTY
     for number in range(200):
-        snapshot = reduce(snapshot, LogLineSeen(1.0, f"line {number}"))
-        snapshot = reduce(snapshot, Notice(float(number), "info", f"notice {number}"))
-    assert snapshot.log_lines == tuple(f"line {number}" for number in range(150, 200))
-    assert len(snapshot.notices) == 50
-    assert snapshot.notices[-1] == (199.0, "info", "notice 199")
+        stack_state = reduce(stack_state, LogLineSeen(1.0, f"line {number}"))
+        stack_state = reduce(stack_state, Notice(float(number), "info", f"notice {number}"))
+    assert stack_state.log_lines == tuple(f"line {number}" for number in range(150, 200))
+    assert len(stack_state.notices) == 50
+    assert stack_state.notices[-1] == (199.0, "info", "notice 199")
 
 
 def test_the_warmup_is_shown() -> None:
     """What the warm-up did, and how long it took."""
-    snapshot = reduce(EMPTY, WarmupEnded(1.0, "done", 7504, 7504, 812.5, boundary_tokens=7494))
-    assert snapshot.to_dict()["warmup"] == {
+    stack_state = reduce(EMPTY, WarmupEnded(1.0, "done", 7504, 7504, 812.5, boundary_tokens=7494))
+    assert stack_state.to_dict()["warmup"] == {
         "outcome": "done",
         "prompt_tokens": 7504,
         "evaluated_tokens": 7504,
@@ -329,7 +329,7 @@ def test_the_warmup_is_shown() -> None:
         "detail": "",
         "is_running": False,
     }
-    assert snapshot.warmup.warm_tokens == 7494
+    assert stack_state.warmup.warm_tokens == 7494
     assert reduce(EMPTY, WarmupEnded(1.0, "done", 7504, 7504)).warmup.warm_tokens == 7504
     assert reduce(EMPTY, WarmupEnded(1.0, "failed", 7504, boundary_tokens=7494)).warmup.warm_tokens is None
 
@@ -348,10 +348,10 @@ def test_a_restored_prefix_is_proved_or_not() -> None:
 
 def test_nothing_is_warm_after_the_server_died() -> None:
     """What the warm-up did is lost with the process; the next one tells anew."""
-    snapshot = reduce(EMPTY, StateChanged(1.0, State.READY, ""))
-    snapshot = reduce(snapshot, WarmupEnded(1.0, "done", 7504, 7504))
-    snapshot = reduce(snapshot, StateChanged(2.0, State.BACKOFF, "died"))
-    assert snapshot.warmup.outcome == "pending"
+    stack_state = reduce(EMPTY, StateChanged(1.0, State.READY, ""))
+    stack_state = reduce(stack_state, WarmupEnded(1.0, "done", 7504, 7504))
+    stack_state = reduce(stack_state, StateChanged(2.0, State.BACKOFF, "died"))
+    assert stack_state.warmup.outcome == "pending"
 
 
 def test_no_slot_outlives_its_server() -> None:
@@ -361,24 +361,24 @@ def test_no_slot_outlives_its_server() -> None:
     story.log(
         "srv        update:  - cache state: 3 prompts, 210.500 MiB (limits: 1024.000 MiB, 65536 tokens, 70000 est)"
     )
-    assert [slot.tokens for slot in story.snapshot.slots] == [3007]
-    assert story.snapshot.ram_cache.prompts == 3
-    limit = story.snapshot.ram_cache.limit_bytes
+    assert [slot.tokens for slot in story.stack_state.slots] == [3007]
+    assert story.stack_state.ram_cache.prompts == 3
+    limit = story.stack_state.ram_cache.limit_bytes
     running = story.launch()
     story.emit(StateChanged(story.now_s, State.BACKOFF, "died"))
-    assert story.snapshot.slots == ()
-    assert story.snapshot.to_dict()["slots"] == []
-    assert (story.snapshot.ram_cache.prompts, story.snapshot.ram_cache.limit_bytes) == (None, limit)
+    assert story.stack_state.slots == ()
+    assert story.stack_state.to_dict()["slots"] == []
+    assert (story.stack_state.ram_cache.prompts, story.stack_state.ram_cache.limit_bytes) == (None, limit)
     story.finish(running, 3100, 3000)
-    assert story.snapshot.slots == ()
+    assert story.stack_state.slots == ()
     story.emit(StateChanged(story.now_s, State.STARTING, "restart"))
-    assert story.snapshot.slots == ()
+    assert story.stack_state.slots == ()
     story.spawn()
     story.emit(StateChanged(story.now_s, State.LOADING, ""))
-    assert story.snapshot.slots == ()
+    assert story.stack_state.slots == ()
     story.emit(StateChanged(story.now_s, State.READY, ""))
     story.turn(500, 0, conversation="c2")
-    assert [slot.tokens for slot in story.snapshot.slots] == [507]
+    assert [slot.tokens for slot in story.stack_state.slots] == [507]
 
 
 def test_saved_and_lost_seconds() -> None:
@@ -390,10 +390,10 @@ def test_saved_and_lost_seconds() -> None:
     hit, partial = story.row(2), story.row(3)
     assert (hit.saved_s, hit.cost_s) == (pytest.approx(9.996), 0.0)
     assert (partial.saved_s, partial.cost_s) == (pytest.approx(2.0), pytest.approx(8.05))
-    totals = story.snapshot.totals
+    totals = story.stack_state.totals
     assert totals.saved_s == pytest.approx(0 + 9.996 + 2.0)
     assert totals.cost_s == pytest.approx(10.0 + 0 + 8.05)
-    assert story.snapshot.prefill_tokens_per_s == pytest.approx(1000.0)
+    assert story.stack_state.prefill_tokens_per_s == pytest.approx(1000.0)
 
 
 def test_seconds_never_go_back() -> None:
@@ -404,12 +404,12 @@ def test_seconds_never_go_back() -> None:
     task = story.launch(how="lcp", similarity=0.9)
     story.answer(number, 10050, 9050)
     story.end(number)
-    before = story.snapshot.totals
+    before = story.stack_state.totals
     assert before.saved_s == 0.0  # the log may still tell that it was otherwise
     story.emit(MemorySampled(story.now_s + 4.0, 1))
-    assert story.snapshot.totals.saved_s == 0.0
+    assert story.stack_state.totals.saved_s == 0.0
     story.emit(MemorySampled(story.now_s + 6.0, 1))
-    shown = story.snapshot.totals
+    shown = story.stack_state.totals
     assert (shown.saved_s, shown.cost_s) == (pytest.approx(9.05), pytest.approx(10.0 + 0.95))
     other = story.ask(conversation=None)
     story.finish(story.launch(1), 5000, 0, slot=1)
@@ -417,7 +417,7 @@ def test_seconds_never_go_back() -> None:
     story.end(other)
     story.finish(task, 10050, 9050)
     assert story.row(number).settled
-    after = story.snapshot.totals
+    after = story.stack_state.totals
     assert after.saved_s == shown.saved_s
     assert after.cost_s == pytest.approx(shown.cost_s + 5.0)
 
@@ -426,4 +426,4 @@ def test_short_prefills_do_not_measure_the_rate() -> None:
     """A handful of tokens measures the overhead."""
     story = Story()
     story.turn(40, 0)
-    assert story.snapshot.prefill_tokens_per_s is None
+    assert story.stack_state.prefill_tokens_per_s is None

@@ -25,7 +25,7 @@ def test_growing_conversation() -> None:
         row = story.turn(prompt, cached, items=items)
         assert (row.verdict, row.cause, row.lost_tokens, row.cost_s) == ("HIT", None, 0, 0.0)
         assert row.settled
-    assert story.snapshot.totals.verdicts == {"COLD": 1, "HIT": 3}
+    assert story.stack_state.totals.verdicts == {"COLD": 1, "HIT": 3}
 
 
 def test_a_long_answer_that_is_rendered_anew_is_still_a_hit() -> None:
@@ -150,7 +150,7 @@ def test_restored_from_the_ram_cache(how: str) -> None:
     story.turn(900, 10, conversation="c2", how="lru")
     row = story.turn(1147, 1115, conversation="c1", items=4, how=how, similarity=0.12, between=RAM_HIT)
     assert (row.verdict, row.lost_tokens) == ("RESTORED", 0)
-    assert story.snapshot.totals.ram_hits == 1
+    assert story.stack_state.totals.ram_hits == 1
 
 
 def test_restored_where_the_build_hides_it() -> None:
@@ -233,7 +233,7 @@ def test_evicted_by_a_request_past_the_proxy() -> None:
     story.finish(story.launch(how="lru"), 500, 10)
     row = story.turn(4837, 12, items=4, how="lru")
     assert (row.verdict, row.cause) == ("EVICTED", "by a request past the proxy")
-    assert story.snapshot.log.unclaimed_tasks == 1
+    assert story.stack_state.log.unclaimed_tasks == 1
 
 
 def test_two_conversations_thrash_one_slot() -> None:
@@ -261,7 +261,7 @@ def test_warm_after_the_warmup() -> None:
     story.warm(7504, boundary=7494)
     row = story.turn(7766, 7494)
     assert (row.verdict, row.saved_s) == ("WARM", pytest.approx(7.494))
-    assert story.snapshot.log.unclaimed_tasks == 0
+    assert story.stack_state.log.unclaimed_tasks == 0
 
 
 def test_warm_with_a_user_text_that_is_longer_than_the_prefix() -> None:
@@ -402,7 +402,7 @@ def test_a_prompt_that_does_not_fit() -> None:
     story.log(f"slot      release: id  0 | task {task} | stop processing: n_tokens = 400, truncated = 0")
     story.end(number, "failed", 400)
     assert (story.row(number).verdict, story.row(number).cause) == ("FAILED", "HTTP 400")
-    assert story.snapshot.slots[0].conversation == "small"
+    assert story.stack_state.slots[0].conversation == "small"
     assert story.turn(450, 396, conversation="small", items=4).verdict == "HIT"
 
 
@@ -429,7 +429,7 @@ def test_truncated_by_a_context_shift() -> None:
     story.answer(number, 2000, 0)
     story.end(number)
     assert story.row(number).verdict == "TRUNCATED"
-    assert story.snapshot.totals.context_shifts == 1
+    assert story.stack_state.totals.context_shifts == 1
 
 
 def test_unknown_without_figures() -> None:

@@ -17,7 +17,7 @@ from kvstack.rundir import RunDir
 from kvstack.runfiles import EndFile, RunFile
 from kvstack.state.lifecycle import State
 from kvstack.state.records import ServerView
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.terminal import control_client
 from kvstack.terminal.cli import main
 
@@ -200,7 +200,7 @@ def test_who_is_attached_and_not_ready_is_sent_to_the_server(
 ) -> None:
     """The server is named; one of our own has a log."""
     attached, own = write_run_file("box", attached=True), write_run_file("own")
-    stack = replace(Snapshot("box", attached.proxy_url), server=ServerView(url="http://10.0.0.5:8080"))
+    stack = replace(StackState("box", attached.proxy_url), server=ServerView(url="http://10.0.0.5:8080"))
     status = replace(stack, state=State.LOADING).to_dict()
     monkeypatch.setattr(control_client, "fetch_status", lambda _: status)
     assert run("status", attached.name) == 3

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow, ServerView
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.terminal.plain_lines import SETTLE_S, Announcer, Line, how_to_use, request_line
 
 ROW = RequestRow(
@@ -52,18 +52,18 @@ def test_reason_and_status_follow_the_verdict() -> None:
     assert request_line(row).endswith(" | FAILED | why=bad JSON [2J | status=400")
 
 
-def _snapshot(*rows: RequestRow) -> Snapshot:
-    return Snapshot("box", "http://127.0.0.1:1234", State.READY, requests=rows)
+def _snapshot(*rows: RequestRow) -> StackState:
+    return StackState("box", "http://127.0.0.1:1234", State.READY, requests=rows)
 
 
 def test_a_request_is_told_once_when_it_is_over() -> None:
     """Nothing is said before the end; then exactly one line."""
     announcer = Announcer()
-    snapshot = _snapshot(ROW)
-    assert announcer.settle(snapshot, 101.0) == []
-    assert announcer.feed(RequestEnded(101.0, 7, 200, "done"), snapshot) == []
-    assert announcer.settle(snapshot, 101.0) == [Line(request_line(ROW), is_data=True)]
-    assert announcer.settle(snapshot, 102.0) == []
+    stack_state = _snapshot(ROW)
+    assert announcer.settle(stack_state, 101.0) == []
+    assert announcer.feed(RequestEnded(101.0, 7, 200, "done"), stack_state) == []
+    assert announcer.settle(stack_state, 101.0) == [Line(request_line(ROW), is_data=True)]
+    assert announcer.settle(stack_state, 102.0) == []
 
 
 def test_a_request_waits_for_the_log_but_not_for_ever() -> None:

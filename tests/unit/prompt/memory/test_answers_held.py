@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvstack.prompt.answering import Answer
-from kvstack.prompt.engine import Stripped, apply_rules
+from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.prompt.saying import Call, say
@@ -38,7 +38,7 @@ def says(text: str | None, *calls: Call) -> Message:
     return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
 
 
-def ask(rules: RuleSet, memory: ConversationMemory, *messages: Message, **headers: str) -> Stripped:
+def ask(rules: RuleSet, memory: ConversationMemory, *messages: Message, **headers: str) -> RewriteResult:
     """Apply the rules to a chat request."""
     body = json.dumps({"messages": messages, "max_tokens": 100}).encode()
     return apply_rules(body, "/v1/chat/completions", rules, memory, list(headers.items()))
@@ -51,12 +51,12 @@ def answered(answer: Answer, text: str, *calls: Call, tokens: int | None = 9, br
     answer.end(say(text, calls), tokens, broken_off=broken_off)
 
 
-def texts(stripped: Stripped) -> list[str]:
+def texts(stripped: RewriteResult) -> list[str]:
     """What goes upstream."""
     return [item["content"] for item in json.loads(stripped.body)["messages"]]
 
 
-def day_of(stripped: Stripped) -> str:
+def day_of(stripped: RewriteResult) -> str:
     """The date that Pi's system text has upstream."""
     return texts(stripped)[0].split("Current date: ")[1][:10]
 
@@ -490,7 +490,7 @@ def test_the_other_dialects(rules: RuleSet, path: str, first: str, answer: Messa
         memory = ConversationMemory()
         key = "instructions" if first == "input" else "system"
 
-        def send(date: str, *items: Message, key: str = key, memory: ConversationMemory = memory) -> Stripped:
+        def send(date: str, *items: Message, key: str = key, memory: ConversationMemory = memory) -> RewriteResult:
             body = json.dumps({key: pi(date)["content"], first: items}).encode()
             return apply_rules(body, path, rules, memory)
 
@@ -505,7 +505,7 @@ def test_calls_and_text_of_one_answer_in_several_items(rules: RuleSet) -> None:
     for args, day in (('{"path": "a"}', OLD), ('{"path": "another one"}', NEW)):
         memory = ConversationMemory()
 
-        def send(date: str, *items: Message, memory: ConversationMemory = memory) -> Stripped:
+        def send(date: str, *items: Message, memory: ConversationMemory = memory) -> RewriteResult:
             body = json.dumps({"instructions": pi(date)["content"], "input": items}).encode()
             return apply_rules(body, "/v1/responses", rules, memory)
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.engine import Stripped, apply_rules
-from kvstack.prompt.memory.state import Chain, Remembered
+from kvstack.prompt.engine import RewriteResult, apply_rules
+from kvstack.prompt.memory.state import Chain, ConversationState
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.compiler import compile_rules, parse_pack
 from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
@@ -83,7 +83,9 @@ def ask(*messages: tuple[str, str], day: str = "2026-11-29", pulse: int | None =
     return {"messages": [{"role": "system", "content": system}, *({"role": r, "content": c} for r, c in messages)]}
 
 
-def send(body: Body, memory: ConversationMemory, rules: RuleSet = RULES, **headers: str) -> tuple[list[str], Stripped]:
+def send(
+    body: Body, memory: ConversationMemory, rules: RuleSet = RULES, **headers: str
+) -> tuple[list[str], RewriteResult]:
     """Send a request; return the texts that go upstream."""
     result = apply_rules(json.dumps(body).encode(), CHAT, rules, memory, list(headers.items()))
     return [str(message["content"]) for message in json.loads(result.body)["messages"]], result
@@ -399,7 +401,7 @@ def test_a_long_conversation_does_not_push_out_the_others() -> None:
 def test_a_state_larger_than_the_memory_is_not_kept() -> None:
     """One request that alone exceeds the limit leaves nothing behind, and nothing fails."""
     memory = ConversationMemory(max_bytes=2_000)
-    memory.remember(Chain((b"x",), (1,), 0), Remembered("c1", frozen={"a": "y" * 5_000}))
+    memory.remember(Chain((b"x",), (1,), 0), ConversationState("c1", frozen={"a": "y" * 5_000}))
     assert (len(memory), memory.size_bytes) == (0, 0)
 
 

@@ -13,7 +13,7 @@ from kvstack.prompt.diff.difference import Cause
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.recording import Recorded, read_recording
-from kvstack.prompt.report.replay import Tried, try_requests, unmatched_rules
+from kvstack.prompt.report.replay import ReplayResult, try_requests, unmatched_rules
 from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.prompt.rules.trace import Trace
 from tests.golden.rules.corpus import load, names
@@ -39,7 +39,7 @@ def record(*bodies: dict[str, Any], **more: Any) -> list[Recorded]:
     return read_recording("\n".join(json.dumps({"body": body, "headers": {}, **more}) for body in bodies))
 
 
-def idle(one: Tried) -> list[tuple[str, str, str]]:
+def idle(one: ReplayResult) -> list[tuple[str, str, str]]:
     """The rules that matched and did nothing, where and why."""
     return [(found.rule, found.path, found.why) for found in one.stripped.idle]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstack.prompt.engine import Stripped, apply_rules
+from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.request.document import Api
 from kvstack.prompt.rules.ruleset import RuleSet
@@ -35,7 +35,7 @@ def chat(user: object, system_text: str | None = None) -> dict[str, object]:
     }
 
 
-def strip(body: object, rules: RuleSet, path: str = "/v1/chat/completions") -> Stripped:
+def strip(body: object, rules: RuleSet, path: str = "/v1/chat/completions") -> RewriteResult:
     """Send a body through the rules, spelled compactly."""
     return apply_rules(json.dumps(body).encode(), path, rules)
 

@@ -10,7 +10,7 @@ import pytest
 from kvstack.state.attribution import Join
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow, ServerView, SlotView, TaskView, WarmupView
-from kvstack.state.stack_state import Snapshot
+from kvstack.state.stack_state import StackState
 from kvstack.state.verdict import VERDICTS
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE, chart, sparkline
 from kvstack.terminal.dashboard.headline import decode_speed_by_context, level_of, read, recent_reuse_ratio
@@ -18,7 +18,7 @@ from kvstack.terminal.dashboard.live import glyphs_for
 from kvstack.terminal.dashboard.slots import eta_s, slot_lines
 
 NOW_S = 1000.0
-READY = Snapshot("box", "http://127.0.0.1:1234", State.READY, state_since_s=900.0)
+READY = StackState("box", "http://127.0.0.1:1234", State.READY, state_since_s=900.0)
 ROW = RequestRow(
     id=1, time_s=990.0, method="POST", path="/v1/chat/completions", api="chat", phase="done", status=200,
     prompt_tokens=1000, cached_tokens=990, evaluated_tokens=10, generated_tokens=100, prefill_ms=21.3,
@@ -80,7 +80,7 @@ def test_what_says_nothing_of_the_cache_is_passed_over() -> None:
     assert read(replace(READY, requests=rows), NOW_S).head == "CACHE WORKS"
 
 
-def _recent(*verdicts: tuple[str, int, int, str | None]) -> Snapshot:
+def _recent(*verdicts: tuple[str, int, int, str | None]) -> StackState:
     """Requests of 1,000 tokens: verdict, cached, lost, cause."""
     rows = [
         replace(
@@ -186,8 +186,8 @@ def test_while_the_first_request_runs() -> None:
 )
 def test_a_stack_that_is_not_ready_is_read_by_its_state(state: State, level: str, words: str) -> None:
     """What happens, and for how long, comes before what the cache did."""
-    snapshot = replace(READY, state=state, reason="killed by signal 9", restarts=2, requests=(ROW,))
-    reading = read(snapshot, NOW_S)
+    stack_state = replace(READY, state=state, reason="killed by signal 9", restarts=2, requests=(ROW,))
+    reading = read(stack_state, NOW_S)
     assert (reading.level, reading.head) == (level, state.upper())
     assert words in reading.detail
 
@@ -207,7 +207,7 @@ def test_decode_speed_by_context() -> None:
     assert decode_speed_by_context([replace(ROW, decode_ms=None)]) == []
 
 
-def _with_slots(*slots: SlotView) -> Snapshot:
+def _with_slots(*slots: SlotView) -> StackState:
     task = TaskView(0, 7, owner=1, prompt_tokens=18_402)
     running = replace(ROW, verdict=None, phase="forwarded", client="openclaw", prompt_tokens=None)
     return replace(READY, requests=(running,), join=Join(tasks=(task,), slots=slots))
@@ -217,13 +217,13 @@ def test_slots_panel() -> None:
     """A running prefill has a bar, tokens, time left and its owner; a slot that rests says what it holds."""
     busy = SlotView(0, 500, 99, "a", "openclaw", 1, task=7, processed_tokens=9201, tokens_per_s=460.05)
     rest = SlotView(1, 4096, 4000, "b", "hermes", 9, checkpoints=3)
-    snapshot = _with_slots(busy, rest)
-    assert eta_s(snapshot, busy) == pytest.approx(20.0)
-    lines = [line.plain for line in slot_lines(snapshot, 80, 8, ASCII, idle=True)]
+    stack_state = _with_slots(busy, rest)
+    assert eta_s(stack_state, busy) == pytest.approx(20.0)
+    lines = [line.plain for line in slot_lines(stack_state, 80, 8, ASCII, idle=True)]
     assert lines[0] == " slot 0 ########........  50 %  9,201/18,402  ETA 20 s  openclaw request 1"
     assert lines[1] == " slot 1 holds 4,096  3 checkpoints  hermes request 9"
-    assert len(slot_lines(snapshot, 80, 8, ASCII, idle=False)) == 1
-    assert len(slot_lines(snapshot, 80, 1, ASCII, idle=True)) == 1
+    assert len(slot_lines(stack_state, 80, 8, ASCII, idle=False)) == 1
+    assert len(slot_lines(stack_state, 80, 1, ASCII, idle=True)) == 1
 
 
 def test_a_slot_that_nobody_asked_for_through_the_proxy() -> None:
