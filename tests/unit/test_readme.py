@@ -76,7 +76,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
 
 def test_every_verb_is_listed() -> None:
     """A verb that nobody finds does not exist."""
-    from kvstack.terminal.app import app
+    from kvstack.terminal.cli import app  # the module that imports every verb
 
     names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
     names += [group.name or group.typer_instance.info.name or "" for group in app.registered_groups]
