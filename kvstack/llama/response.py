@@ -20,7 +20,6 @@ import math
 import re
 from typing import Any
 
-from kvstack.llama.words import Words
 from kvstack.state.events import AnswerSeen
 
 _HEAD_BYTES = 1 << 20
@@ -30,9 +29,6 @@ _TAIL_BYTES = 1 << 16
 """Of a longer one this much of its end is searched."""
 
 _ERROR_KEPT = 500
-
-_BROKEN_EVENTS = ("response.incomplete", "response.failed")
-_LAST_EVENTS = ("message_stop", "response.completed", *_BROKEN_EVENTS)
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _FIGURES = re.compile(r'"(usage|timings)"\s*:\s*(?=\{)')
@@ -68,16 +64,10 @@ class AnswerTap:
     Attributes:
         started: Whether the first token of a stream came; pings, comments and prefill progress do not count.  Of an
             answer in one piece nobody can tell.
-        ended: The last event of a stream came.
-        broken: The answer did not end by itself: an error came, or it reached a limit.
-        words: What the answer says, as far as it was read; of an answer in one piece only when `result` was asked.
     """
 
     def __init__(self, id: int, api: str | None, content_type: str) -> None:
         self.started = False
-        self.ended = False
-        self.broken = False
-        self.words = Words()
         self._id = id
         self._api = api
         self._stream = "event-stream" in content_type.lower()
@@ -87,22 +77,11 @@ class AnswerTap:
         self._event = _Bytes()
         self._event_has_data = False
         self._body = _Bytes()
-        self.words.lost = not self._readable
         self._closed = False
         self._timings: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
         self._progress: dict[str, Any] = {}
         self._error: str | None = None
-
-    @property
-    def heard(self) -> bool:
-        """Whether the client may have heard words: the first token of a stream, or a part of a body."""
-        return self.started or (not self._stream and len(self._body) > 0)
-
-    @property
-    def generated_tokens(self) -> int | None:
-        """How many tokens it took, as far as it was read."""
-        return _first(_count(self._timings, "predicted_n"), _count(self._usage, "completion_tokens", "output_tokens"))
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the body."""
@@ -157,7 +136,9 @@ class AnswerTap:
             prompt_tokens=prompt,
             cached_tokens=cached,
             evaluated_tokens=evaluated,
-            generated_tokens=self.generated_tokens,
+            generated_tokens=_first(
+                _count(timings, "predicted_n"), _count(usage, "completion_tokens", "output_tokens")
+            ),
             prefill_ms=_amount(timings, "prompt_ms"),
             decode_ms=_amount(timings, "predicted_ms"),
             decode_tokens_per_s=_amount(timings, "predicted_per_second"),
@@ -194,9 +175,7 @@ class AnswerTap:
             return
         self._event_has_data = False
         data, cut = self._event.take()
-        if data == b"[DONE]":
-            self.ended = True
-        else:
+        if data != b"[DONE]":
             self._object(data, cut=cut)
 
     def _close(self) -> None:
@@ -217,18 +196,14 @@ class AnswerTap:
     def _object(self, data: bytes, *, cut: bool = False) -> None:
         text = data.decode("utf-8", errors="replace")
         if cut:
-            if not self._stream:  # of a stream only its last event is so long, which says all of it once more
-                self.words.lost = True
             self.started = self.started or self._stream
             self._search(text)
             return
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            self.words.lost = True
             return
         if isinstance(value, list):  # `/completion` with several prompts
-            self.words.lost = True
             value = value[0] if value else None
         if isinstance(value, dict):
             self._take(value)
@@ -262,9 +237,6 @@ class AnswerTap:
         timings = value.get("timings")
         if isinstance(timings, dict):
             self._timings.update(timings)
-        self.words.take(value)
-        self.ended = self.ended or kind in _LAST_EVENTS or (value.get("stop") is True and not self.words.lost)
-        self.broken = self.broken or kind in _BROKEN_EVENTS or _is_cut_off(value)
         if not self.started and self._stream:
             self.started = _says_token(value, kind if isinstance(kind, str) else "")
 
@@ -276,15 +248,7 @@ class AnswerTap:
             text = error.get("message")
             error = text if isinstance(text, str) else _spell(error)
         if isinstance(error, str) and error:
-            self.broken = True
             self._error = error[:_ERROR_KEPT]
-
-
-def _is_cut_off(value: dict[str, Any]) -> bool:
-    choices = value.get("choices")
-    ends = [one.get("finish_reason") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
-    ends += [value.get("stop_reason"), value.get("stop_type"), _table(value, "delta").get("stop_reason")]
-    return any(end in ("length", "max_tokens", "limit") for end in ends)
 
 
 def _spell(error: dict[str, Any]) -> str:

@@ -10,29 +10,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import itemgetter
 
-from kvstack.prompt.answering import Answer, limit_tokens
-from kvstack.prompt.memory.fingerprint import digest_item
+from kvstack.prompt.memory.fingerprint import digest_item, link_up
 from kvstack.prompt.memory.state import Chain, ConversationState, Hints
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rawjson.scan import Edit, JsonPath, NotJson, apply_edits
-from kvstack.prompt.recurring import Former, Hit
 from kvstack.prompt.request.chat_template import must_alternate, turn_markers
 from kvstack.prompt.request.document import Api, Document, api_of, read_document, spell_path
 from kvstack.prompt.rules.client_detection import detect_client, side_label
-from kvstack.prompt.rules.edits import ByItem, Replacement, body_edits, changed_text, settle
+from kvstack.prompt.rules.edits import ByItem, Replacement, body_edits, changed_text, number_keys, settle
 from kvstack.prompt.rules.matcher import find_all
-from kvstack.prompt.rules.matches import Matches
+from kvstack.prompt.rules.matches import Hit, Matches
 from kvstack.prompt.rules.planner import Plan, Planner
 from kvstack.prompt.rules.ruleset import Client, Rule, RuleSet
 from kvstack.prompt.rules.trace import Trace
 from kvstack.prompt.rules.unchanged import Idle, find_idle
-from kvstack.prompt.saying import said_after
-from kvstack.prompt.settling import number_keys
 
 UNSPLIT = "raw-prompt"
 """Counted like a rule: a raw prompt that is not split into turns, so that no rule can act in it."""
@@ -62,7 +57,6 @@ class RewriteResult:
         edits: The replacements in the decoded body, ascending.
         idle: Rules that matched and had nothing to do, and why; only with a trace.
         starts: It starts its conversation, and continues none that is remembered.
-        answer: Takes what becomes known of the answer, for the memory; who sends the body tells it.
     """
 
     body: bytes
@@ -80,7 +74,6 @@ class RewriteResult:
     edits: tuple[Edit, ...] = ()
     idle: tuple[Idle, ...] = ()
     starts: bool = False
-    answer: Answer = field(default_factory=Answer, compare=False)
 
 
 def apply_rules(
@@ -114,11 +107,9 @@ def apply_rules(
         return RewriteResult(body)
     try:
         text = body.decode("utf-8")
-        formers = memory.recent.of(rules, api) if memory is not None else []
         markers = turn_markers(chat_template) if api is Api.COMPLETION else None
-        document = read_document(text, api, markers, [former.document for former in formers])
-        former = formers[document.overlap.former] if document.overlap.runs else None
-        return _Request(document, rules, memory, headers, must_alternate(chat_template), former, trace).strip(body)
+        document = read_document(text, api, markers)
+        return _Request(document, rules, memory, headers, must_alternate(chat_template), trace).strip(body)
     except (UnicodeDecodeError, NotJson, RecursionError):
         return RewriteResult(body, api=api)
 
@@ -131,7 +122,6 @@ class _Request:
         memory: ConversationMemory | None,
         headers: Sequence[tuple[str, str]],
         merges: bool,
-        former: Former | None,
         trace: Trace | None,
     ) -> None:
         self.document = document
@@ -140,10 +130,9 @@ class _Request:
         self.memory = memory
         self.headers = headers
         self.client: Client = detect_client(document, rules, headers)
-        self.former = former
         self.trace = trace
-        known, settles = (former, memory is not None) if trace is None else (None, False)
-        self.findings: Matches = find_all(document, self.client, known, settles=settles)
+        self.starts = False
+        self.findings: Matches = find_all(document, self.client)
         self.ops = settle(self.findings.ops)
         number_keys(self.findings.ops, self.ops)
         self.hits: list[Hit] = []
@@ -169,22 +158,12 @@ class _Request:
         edits += self._force_cache_prompt()
         touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.live}
         stamps = sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in self.ops)
-        ids = findings.message_ids
-        for index, local in findings.local.items():
-            if local.edits:
-                path = document.items[index].path
-                touched.add(path)
-                start, _ = document.locate(path)
-                edits += [Edit(start + first, start + last, new, by) for first, last, new, by in local.edits]
-                stamps += local.timestamps
-                ids += local.message_ids
         edits.sort(key=itemgetter(0, 1))
-        answer = self._remember(chain, state, plan, live)
-        starts = self.memory is not None and not state.answers
+        self._remember(chain, state, plan, live)
         idle: tuple[Idle, ...] = ()
         if self.trace is not None:
             items, hits = document.items, self.hits
-            idle = find_idle(findings, self.ops, state, plan, items, hits, remembers=remembers, starts=starts)
+            idle = find_idle(findings, self.ops, state, plan, items, hits, remembers=remembers, starts=self.starts)
         if not document.split:
             self.hits.append(Hit(UNSPLIT, "", "untouched"))
         return RewriteResult(
@@ -195,15 +174,14 @@ class _Request:
             conversation=state.conversation or None,
             items=document.count,
             ts_removed=stamps,
-            msg_ids_removed=ids,
+            msg_ids_removed=findings.message_ids,
             items_modified=len(touched) + len(plan.dropped) + sum(map(len, plan.inserted.values())),
             stream=document.top.get("stream") is True,
             side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}, findings.heads),
             warnings=self._warnings(),
             edits=tuple(edits),
             idle=idle,
-            starts=starts,
-            answer=answer,
+            starts=self.starts,
         )
 
     def _by_item(self, plan: Plan) -> ByItem:
@@ -237,39 +215,31 @@ class _Request:
         by_text: dict[int, list[Replacement]] = {}
         for op in self.ops:
             by_text.setdefault(id(op.text), []).append(op)
-        known = self.findings.digests
-        digests: list[bytes] = []
-        for index, item in zip(self._indices, self._counted, strict=True):
-            digest = known.get(index)
-            if digest is None:
-                texts = [
-                    changed_text(text, by_text[id(text)], bare=True) if id(text) in by_text else text.value
-                    for text in item.texts
-                ]
-                digest = digest_item(item, texts)
-            digests.append(digest)
+        link, links = self.document.api.value.encode(), []
+        for item in self._counted:
+            texts = [
+                changed_text(text, by_text[id(text)], bare=True) if id(text) in by_text else text.value
+                for text in item.texts
+            ]
+            digest = digest_item(item, texts)
+            link = link_up(link, digest)
+            links.append(link)
             if self.trace is not None:
                 self.trace.add(item, digest, [by_text.get(id(text), ()) for text in item.texts])
-        findings, seed = self.findings, self.document.api.value.encode()
-        links = (self.former or Former(self.document, self.client)).chain(digests, seed)
         users = accumulate([item.role == "user" for item in self._counted])
         answered = next((n for n, item in enumerate(self._counted) if item.role == "assistant"), None)
         chain = Chain(tuple(links), tuple(users), answered)
-        self.memory.recent.keep(
-            Former(self.document, self.client, known, findings.local, findings.opening, digests, links), self.former
-        )
-        items = self.document.items
         signs = Hints(
             session=self._session(),
-            live=live,
-            carried=frozenset(items[carrier.index].texts[0].value for carrier in self.findings.carriers),
-            same=next((carrier.same for carrier in self.findings.carriers if carrier.same), ""),
-            mark=findings.mark,
-            held=cache(lambda index: said_after(self._counted, index)),
+            current=live,
+            trailing_key=next((one.trailing_key for one in self.findings.carriers if one.trailing_key), ""),
+            dropped_fingerprint=self.findings.dropped_fingerprint,
         )
         if self.trace is not None:
-            self.trace.signs, self.trace.answered = signs, answered is not None
-        return self.memory.find(chain, signs), chain, live
+            self.trace.hints, self.trace.answered = signs, answered is not None
+        found = self.memory.find(chain, signs)
+        self.starts = found is None
+        return found or self.memory.begin(signs), chain, live
 
     def _session(self) -> str | None:
         headers = {name.lower(): value for name, value in self.headers}
@@ -288,8 +258,6 @@ class _Request:
     def _count(self, plan: Plan, appends: Sequence[Replacement]) -> None:
         for rule, path, n in (*plan.done, *self.findings.done):
             self._hit(rule, path, n)
-        for _, local in sorted(self.findings.local.items(), key=itemgetter(0)):
-            self.hits += local.hits
         for op in self.ops:
             # A frozen value that has not changed is no deed of its rule.
             if op.counted and op.new is not None and (not op.key or op.new != op.live):
@@ -297,10 +265,10 @@ class _Request:
         for op in appends:
             self._hit(op.rule, op.text.path)
 
-    def _remember(self, chain: Chain, state: ConversationState, plan: Plan, live: Mapping[str, str]) -> Answer:
+    def _remember(self, chain: Chain, state: ConversationState, plan: Plan, live: Mapping[str, str]) -> None:
         if self.memory is None:
-            return Answer()
-        answer = self.memory.remember(
+            return
+        self.memory.remember(
             chain,
             replace(
                 state,
@@ -308,12 +276,10 @@ class _Request:
                 announced=plan.announced,
                 appended=tuple(plan.appended),
                 placed=tuple(plan.placed),
-                live=dict(live),
+                current=dict(live),
                 users=chain.users[-1] if chain.users else 0,
             ),
         )
-        answer.limit_tokens = limit_tokens(self.document.top)
-        return answer
 
     def _warnings(self) -> tuple[str, ...]:
         found = []

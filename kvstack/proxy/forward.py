@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from kvstack.prompt.answering import Answer
+from kvstack.llama.response import AnswerTap
 from kvstack.prompt.diff.previous import Compared
 from kvstack.prompt.engine import RewriteResult
 from kvstack.prompt.request.document import api_of
@@ -25,7 +25,6 @@ from kvstack.proxy.body import BodyError, ClientGone, cancel_when_gone, decode_b
 from kvstack.proxy.capture import Captures
 from kvstack.proxy.error_bodies import error_body
 from kvstack.proxy.headers import client_headers, header, upstream_headers
-from kvstack.proxy.hearing import Hearing
 from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
 from kvstack.proxy.target import ambiguity, path_at_server
@@ -55,7 +54,6 @@ _PROBED = frozenset({"/", "/health", "/v1/health", "/api/hello"})
 class _Progress:
     """How far one request came, for its last event."""
 
-    answer: Answer
     status: int | None = None
     answering: bool = False
     error: str | None = None
@@ -191,10 +189,7 @@ class Forward:
         stripped = await self._stripped(body, scope) if api is not None and scope["method"] == "POST" else None
         counted = stripped is not None and not scope["path"].rstrip("/").endswith(_SIDE_ROUTES)
         number = next(self._numbers) if counted else None
-        progress = _Progress(stripped.answer if stripped is not None else Answer())
-        progress.answer.expect()
-        if not counted:
-            progress.answer.end()  # no model answers to what is only counted or rendered
+        progress = _Progress()
         cancelled = True
         try:
             if stripped is not None and number is not None:
@@ -213,7 +208,6 @@ class Forward:
                 await self._reply_error(scope, send, api, 503, "the stack is stopping")
             raise
         finally:
-            progress.answer.end()  # if it has not: nothing came
             if number is not None:
                 failed = progress.error is not None or (progress.status or 0) >= 400
                 self._publish(
@@ -338,7 +332,7 @@ class Forward:
     async def _relay(
         self, scope: Scope, send: Send, api: str | None, stream: Stream, number: int | None, progress: _Progress
     ) -> None:
-        hearing = Hearing(number, api, stream.headers, progress.answer) if number is not None else None
+        tap = AnswerTap(number, api, _content_type(stream)) if number is not None else None
         progress.answering = True
         await send(
             {
@@ -347,20 +341,19 @@ class Forward:
                 "headers": [*client_headers(stream.headers), *self._cors(scope)],
             }
         )
-        started, whole = False, False
+        started = False
         try:
             async for piece in stream.pieces():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-                if hearing is not None:
-                    hearing.feed(piece)
-                    if hearing.started and not started and number is not None:
+                if tap is not None:
+                    tap.feed(piece)
+                    if tap.started and not started and number is not None:
                         started = True
                         self._publish(FirstByteSent(time.time(), number))
-            whole = True
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            if hearing is not None:
-                answer = hearing.close(broken_off=not whole)
+            if tap is not None:
+                answer = tap.result()
                 progress.error = progress.error or answer.error
                 self._publish(answer)
 
@@ -411,6 +404,10 @@ def _raw_path(scope: Scope) -> bytes:
     """The path as it came."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw
+
+
+def _content_type(stream: Stream) -> str:
+    return next((value for name, value in stream.headers if name.lower() == b"content-type"), b"").decode("latin-1")
 
 
 def _by_rule(stripped: RewriteResult) -> tuple[RuleHit, ...]:

@@ -70,3 +70,8 @@ def _flat(content: Any) -> list[str]:
             for part in content
         ]
     return [content] if isinstance(content, str) else [json.dumps(content)]
+
+
+def link_up(previous: bytes, digest: bytes) -> bytes:
+    """Make the next link of a chain."""
+    return blake2b(previous + digest, digest_size=16).digest()

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from kvstack.prompt.answering import Answer
-from kvstack.prompt.recurring import NO_MARK, Mark
-from kvstack.prompt.saying import Said
+
+class DroppedFingerprint(NamedTuple):
+    """
+    What rules drop from the first text of the user, though the client keeps it: tells apart what begins alike.
+
+    Attributes:
+        digest: Its digest; empty if nothing was dropped.
+        unique: Ids were among it, so no two conversations have the same.
+    """
+
+    digest: bytes = b""
+    unique: bool = False
+
+
+NOTHING_DROPPED = DroppedFingerprint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +33,20 @@ class Appended:
         rule: Name of the rule that wanted it.
         text: The text.
         sticky: It comes back when the turn is history; else only while the turn is the newest.
+        trailing: It was a trailing message of the client.
     """
 
     position: int
     rule: str
     text: str
     sticky: bool
+    trailing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """
-    A carrier message that stays where it first stood.
+    A trailing message that stays where it first stood.
 
     Attributes:
         position: Number of items that count before it.
@@ -56,18 +71,12 @@ class ConversationState:
         frozen: Values that are replayed.
         announced: Changed values that the model was told last.
         appended: Text appended to turns, by position.
-        placed: Carriers, by position.
+        placed: Trailing messages, by position.
         session: The client's own name of the conversation, if it gave one.
-        live: Live values of what is frozen, at that request: they tell twins apart.
-        same: What all its carriers have in common.
+        current: Current values of what is frozen, at that request.
+        trailing_key: What all its trailing messages have in common.
         users: Number of user items that count.
-        mark: What was dropped from its first text and tells it apart.
-        answers: What the model answered to that request, each time that it was sent.
-        more_answers: There were more of them than are kept.
-        crowded: More states were left behind by equal requests than are kept.
-        doubt: So many answers have to come back as they went out, before another one tells anything again: its client
-            rather keeps them in a way of its own.
-        refusals: How often another answer made a new conversation of it.
+        dropped_fingerprint: What was dropped from its first user text.
     """
 
     conversation: str
@@ -76,30 +85,23 @@ class ConversationState:
     appended: tuple[Appended, ...] = ()
     placed: tuple[Placed, ...] = ()
     session: str | None = None
-    live: Mapping[str, str] = field(default_factory=dict)
-    same: str = ""
+    current: Mapping[str, str] = field(default_factory=dict)
+    trailing_key: str = ""
     users: int = 0
-    mark: Mark = NO_MARK
-    answers: tuple[Answer, ...] = ()
-    more_answers: bool = False
-    crowded: bool = False
-    doubt: int = 0
-    refusals: int = 0
+    dropped_fingerprint: DroppedFingerprint = NOTHING_DROPPED
 
     def pieces(self) -> Iterator[tuple[object, int]]:
         """
         Yield what this holds, with an estimate of the bytes that each piece takes; most are shared with former states.
         """
         yield self, 1024 + 16 * (len(self.appended) + len(self.placed))
-        for values in (self.frozen, self.live, self.announced):
+        for values in (self.frozen, self.current, self.announced):
             for text in values.values():
                 yield text, 64 + 2 * len(text)
         for appended in self.appended:
             yield appended, 128 + 2 * len(appended.text)
         for placed in self.placed:
             yield placed, 128 + 2 * (len(placed.raw) + len(placed.text))
-        for answer in self.answers:
-            yield answer, answer.cost_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +127,12 @@ class Hints:
 
     Attributes:
         session: The client's own name of the conversation.
-        live: What stands now where values are frozen.
-        carried: Texts of the carriers that it holds.
-        same: What all carriers of the conversation have in common.
-        mark: What was dropped from its first text and tells it apart.
-        held: Gives the answer that it holds behind one of its items, in all readings; none if no answer follows.
+        current: What stands now where values are frozen.
+        trailing_key: What all trailing messages of the conversation have in common.
+        dropped_fingerprint: What was dropped from its first user text.
     """
 
     session: str | None = None
-    live: Mapping[str, str] = field(default_factory=dict)
-    carried: Collection[str] = ()
-    same: str = ""
-    mark: Mark = NO_MARK
-    held: Callable[[int], Collection[Said]] = lambda index: ()
+    current: Mapping[str, str] = field(default_factory=dict)
+    trailing_key: str = ""
+    dropped_fingerprint: DroppedFingerprint = NOTHING_DROPPED

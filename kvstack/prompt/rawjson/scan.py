@@ -9,7 +9,7 @@ decoded-to-raw offset map, so everything else keeps its spelling: escapes, key o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -73,13 +73,6 @@ class Array(NamedTuple):
         return list(zip(self.starts, self.ends, strict=True))
 
 
-# Tells which elements of an array are known already, by the offset and the index of the next one.
-Known = Callable[[int, int], "Array | None"]
-
-# Tells the value of a key that is known already, and the offset behind it, by the offset where it begins.
-KnownValue = Callable[[str, int], "tuple[Any, int] | None"]
-
-
 class Member(NamedTuple):
     """One key and value of a JSON object, with its place in the text."""
 
@@ -111,14 +104,7 @@ def read_value(text: str, pos: int) -> tuple[Any, int]:
     return value, end
 
 
-def walk_object(
-    text: str,
-    pos: int,
-    *,
-    deep: Iterable[str] = (),
-    known: Known | None = None,
-    known_value: KnownValue | None = None,
-) -> tuple[list[Member], dict[str, Any], int]:
+def walk_object(text: str, pos: int, *, deep: Iterable[str] = ()) -> tuple[list[Member], dict[str, Any], int]:
     """
     Walk the object that opens at *pos*; values are skipped at C speed.
 
@@ -126,8 +112,6 @@ def walk_object(
         text: The JSON text.
         pos: Offset of the opening brace.
         deep: Keys whose arrays are read element by element: their value is an `Array`.
-        known: Elements of those arrays that need not be read.
-        known_value: Other values that need not be read.
 
     Returns:
         The members in order, the last value of each key, and the offset behind the closing brace.
@@ -150,10 +134,8 @@ def walk_object(
                     raise NotJson(f"expected a colon at {pos}")
             start = skip_space(text, pos + 1)
             if key in deep and text.startswith("[", start):
-                values[key] = walked = walk_array(text, start, known)
+                values[key] = walked = walk_array(text, start)
                 pos = walked.end
-            elif known_value is not None and (found := known_value(key, start)) is not None:
-                values[key], pos = found
             else:
                 values[key], pos = _scan(text, start)
             members.append(Member(key, key_start, start, pos))
@@ -194,14 +176,13 @@ def find_member(text: str, pos: int, key: str) -> tuple[int, int] | None:
     return found
 
 
-def walk_array(text: str, pos: int, known: Known | None = None) -> Array:
+def walk_array(text: str, pos: int) -> Array:
     """
     Read the array that opens at *pos*, keeping the place of each element.
 
     Args:
         text: The JSON text.
         pos: Offset of the opening bracket.
-        known: Elements that need not be read.
 
     Raises:
         NotJson: There is no complete array, or it has more than `MAX_ELEMENTS`.
@@ -215,18 +196,11 @@ def walk_array(text: str, pos: int, known: Known | None = None) -> Array:
     length = len(text)
     try:
         while True:
-            run = known(pos, len(values)) if known is not None else None
-            if run is not None:
-                values += run.values
-                starts += run.starts
-                ends += run.ends
-                pos = run.end
-            else:
-                value, end = _scan(text, pos)
-                values.append(value)
-                starts.append(pos)
-                ends.append(end)
-                pos = end
+            value, end = _scan(text, pos)
+            values.append(value)
+            starts.append(pos)
+            ends.append(end)
+            pos = end
             if len(values) > MAX_ELEMENTS:
                 raise NotJson("more elements than any context holds")
             while pos < length and text[pos] in _SPACE:

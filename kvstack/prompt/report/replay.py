@@ -11,8 +11,8 @@ from kvstack.prompt.diff.segments import CommonPrefix, Segment, common_prefix, r
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.recording import Recorded
-from kvstack.prompt.recurring import Hit
 from kvstack.prompt.report.listing import Shown, show_edits
+from kvstack.prompt.rules.matches import Hit
 from kvstack.prompt.rules.ruleset import Rule, RuleSet
 from kvstack.prompt.rules.trace import Mismatch, Trace, part
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kvstack.prompt.overlap import NOTHING_KNOWN, Overlap, OverlapFinder
 from kvstack.prompt.rawjson.scan import (
     Array,
     JsonPath,
@@ -71,9 +70,6 @@ _PATHS = {
     "/tokenize": Api.COMPLETION,
 }
 
-# Conversations of one client have the same tools: the newest few requests tell.
-_TOOLS_COMPARED = 4
-
 _ITEM_ROLES: dict[str, Role] = {
     "function_call": "assistant",
     "custom_tool_call": "assistant",
@@ -115,7 +111,6 @@ class Document:
         array: The item list; None if there is none.
         count: Number of messages or input items.
         split: False if a raw prompt could not be split into turns.
-        overlap: What it has in common with a former one.
         tool_names: The names of its tools.
     """
 
@@ -126,7 +121,6 @@ class Document:
     array: Array | None = None
     count: int = 0
     split: bool = True
-    overlap: Overlap = NOTHING_KNOWN
     tool_names: frozenset[str] = frozenset()
     _spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     _places: dict[JsonPath, tuple[int, int]] = field(default_factory=dict)
@@ -141,11 +135,6 @@ class Document:
     def before_list(self) -> int:
         """How many items stand before the item list: top-level system texts."""
         return len(self.items) - (len(self.array.values) if self.array is not None else 0)
-
-    @property
-    def listed_items(self) -> list[Item]:
-        """The items of the item list."""
-        return self.items[self.before_list :]
 
     def locate(self, path: JsonPath) -> tuple[int, int]:
         """
@@ -165,10 +154,6 @@ class Document:
             self._places[path] = place = self._find(path)
         return place
 
-    def span(self, key: str) -> tuple[int, int]:
-        """Find a top-level value, as `locate` does; an empty span if there is none."""
-        return self._spans.get(key, (0, 0))
-
     def _find(self, path: JsonPath) -> tuple[int, int]:
         holder, step = path[:-1], path[-1]
         if isinstance(step, str):
@@ -182,9 +167,7 @@ class Document:
         return array.starts[step], array.ends[step]
 
 
-def read_document(
-    text: str, api: Api, markers: TurnMarkers | None = None, formers: Sequence[Document] = ()
-) -> Document:
+def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Document:
     """
     Read a body.
 
@@ -192,7 +175,6 @@ def read_document(
         text: The body, decoded.
         api: Its dialect.
         markers: Role markers of the model's chat template, to split a raw prompt into turns.
-        formers: Documents of this dialect that were read before: items that come again are taken from there.
 
     Raises:
         NotJson: It is not one JSON object.
@@ -201,14 +183,12 @@ def read_document(
     start = skip_space(text, 0)
     if not text.startswith("{", start):
         raise NotJson("a body is an object")
-    finder = OverlapFinder(text, [(former.text, former.array) for former in formers]) if formers else None
-    tools = _KnownTools(text, formers)
     deep = (dialect.items,) if dialect.items else ()
-    members, top, end = walk_object(text, start, deep=deep, known=finder, known_value=tools)
+    members, top, end = walk_object(text, start, deep=deep)
     if skip_space(text, end) != len(text):
         raise NotJson("text behind the body")
     spans = {member.key: (member.start, member.end) for member in members}
-    document = Document(text, api, [], top, tool_names=tools.names(top.get("tools")), _spans=spans)
+    document = Document(text, api, [], top, tool_names=tool_names(top.get("tools")), _spans=spans)
     if dialect.items is None:
         _read_prompt(document, dialect, markers)
         return document
@@ -224,66 +204,15 @@ def read_document(
     elif isinstance(listed, Array):
         document.array = listed
         document.count = len(listed.values)
-        # An empty list is never asked about: what was found is of an earlier list under the same key.
-        overlap = finder.found() if finder and listed.values else NOTHING_KNOWN
-        known = formers[overlap.former].listed_items if overlap.runs else []
-        _read_items(document, dialect.items, overlap.runs, known)
-        document.overlap = overlap
+        _read_items(document, dialect.items, listed.values)
     return document
 
 
-class _KnownTools:
-    """The tools of former requests: a client sends the same long list with each one, which then is not read again."""
-
-    def __init__(self, text: str, formers: Sequence[Document]) -> None:
-        self._text = text
-        self._formers = formers[:_TOOLS_COMPARED]
-        self._former: Document | None = None
-
-    def __call__(self, key: str, start: int) -> tuple[Any, int] | None:
-        """Return the tools that begin at *start* and the offset behind them, if a former request had the very same."""
-        if key != "tools":
-            return None
-        # A body may have the key twice; the last one counts.
-        self._former = None
-        if not self._text.startswith("[", start):
-            return None
-        for former in self._formers:
-            first, last = former.span("tools")
-            # A bracket closes them: whatever follows, they end there.
-            if first < last and self._text.startswith(former.text[first:last], start):
-                self._former = former
-                return former.top["tools"], start + last - first
-        return None
-
-    def names(self, tools: Any) -> frozenset[str]:
-        """Return the names of the tools."""
-        return self._former.tool_names if self._former is not None else tool_names(tools)
-
-
-def _read_items(document: Document, key: str, runs: Sequence[tuple[int, int]], known: Sequence[Item]) -> None:
-    """Make the items of the item list, but for runs of them that are *known*."""
+def _read_items(document: Document, key: str, values: Sequence[Any]) -> None:
+    """Make the items of the item list."""
     leading = True
-    done = 0
-    for first, end in runs:
-        leading = _make_items(document, key, done, first, leading)
-        # What they are depends on themselves, and on whether all before them are system texts.
-        if leading == (first == 0 or known[first - 1].leading):
-            document.items += known[first:end]
-            leading = known[end - 1].leading
-        else:
-            leading = _make_items(document, key, first, end, leading)
-        done = end
-    assert document.array is not None
-    _make_items(document, key, done, len(document.array.values), leading)
-
-
-def _make_items(document: Document, key: str, first: int, end: int, leading: bool) -> bool:
-    assert document.array is not None
-    values = document.array.values
     append = document.items.append
-    for index in range(first, end):
-        value = values[index]
+    for index, value in enumerate(values):
         role: Role = "other"
         if type(value) is dict:
             said = value.get("role")
@@ -295,7 +224,6 @@ def _make_items(document: Document, key: str, first: int, end: int, leading: boo
                 role = _ITEM_ROLES.get(value["type"], "other")
         leading = leading and role == "system"
         append(Item(key, index, role, None, value, leading, True))
-    return leading
 
 
 def _holds_results(content: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstack.prompt.rawjson.offsets import raw_offsets
@@ -75,6 +75,23 @@ def settle(ops: Sequence[Replacement]) -> list[Replacement]:
             settled.append(op)
             ends[op.text.path] = end
     return settled
+
+
+def number_keys(found: Iterable[Replacement], settled: Iterable[Replacement]) -> None:
+    """
+    Number the frozen values of one rule in one place, in the order of the document.
+
+    Args:
+        found: What the rules want to replace.
+        settled: What of it is replaced: a value inside another one has no number.
+    """
+    stays = {id(op) for op in settled if op.key}
+    seen: dict[str, int] = {}
+    for op in found:
+        if id(op) in stays:
+            number = seen.get(op.key, 0)
+            seen[op.key] = number + 1
+            op.key = f"{op.key}#{number}"
 
 
 def changed_text(text: Text, ops: Sequence[Replacement], *, bare: bool) -> str:

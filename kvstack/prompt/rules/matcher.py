@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 
-from kvstack.prompt.memory.fingerprint import digest_item
+from kvstack.prompt.memory.state import NOTHING_DROPPED, DroppedFingerprint
 from kvstack.prompt.pattern.pattern import Found, Pattern
 from kvstack.prompt.rawjson.keys import cut_keys, fits, plain
 from kvstack.prompt.rawjson.scan import NotJson
-from kvstack.prompt.recurring import Former
 from kvstack.prompt.request.document import Document
 from kvstack.prompt.request.message import Item, Text
 from kvstack.prompt.request.tools import tool_name, tool_texts
@@ -22,26 +22,14 @@ from kvstack.prompt.rules.edits import Replacement
 from kvstack.prompt.rules.leading_blocks import Head, LeadingBlock, match_first
 from kvstack.prompt.rules.matches import Append, Matches, TrailingMessage
 from kvstack.prompt.rules.ruleset import Client, Rule, SearchTable
-from kvstack.prompt.settling import found_so_far, mark_of, settle_item
 
 # A client says what its newest turns repeat at the beginning of the first one; behind it may stand a whole project.
 _OPENING_CHARACTERS = 8192
 
 
-def find_all(document: Document, client: Client, former: Former | None = None, *, settles: bool = False) -> Matches:
-    """
-    Find the blocks of all rules of a client.
-
-    Args:
-        document: The request.
-        client: Its client.
-        former: The request with which it overlaps.
-        settles: Settle what depends on one item alone, to be taken over by the next request.
-    """
-    finder = _Finder(document, client, settles)
-    if former is not None and former.client is client:
-        finder.findings.digests, finder.findings.local = former.settled(document)
-        finder.findings.opening = former.opening
+def find_all(document: Document, client: Client) -> Matches:
+    """Find the blocks of all rules of a client."""
+    finder = _Finder(document, client)
     finder.carriers()
     finder.system()
     finder.tools()
@@ -53,13 +41,12 @@ Group = tuple[list[Rule], Found]
 
 
 class _Finder:
-    def __init__(self, document: Document, client: Client, settles: bool) -> None:
+    def __init__(self, document: Document, client: Client) -> None:
         self.document = document
         self.client = client
         self.findings = Matches()
         self._dialect = document.api.value
         self._carriers: set[int] = set()
-        self._settles = settles
         # The user item whose own head and tail are being read: what leaves them stays with that turn.
         self._own: int | None = None
 
@@ -100,15 +87,13 @@ class _Finder:
             same = _first_target(rule.same, value) if rule else ""
             self.findings.carriers.append(TrailingMessage(index, rule, same))
             self._carriers.add(index)
-            self._unsettle(index)
 
     def system(self) -> None:
         """System texts before the first turn; what a client inserts later on is history."""
         table = self.client.table("system", self._dialect)
-        for index, item in enumerate(self.document.items):
+        for item in self.document.items:
             if not item.leading:
                 break
-            self._unsettle(index)
             if table is not None:
                 for text in item.texts:
                     self._search(text, table)
@@ -126,27 +111,13 @@ class _Finder:
         first = self._rules("first user")
         heads = self.client.heads(self._dialect)
         tails = self._rules("user tail")
-        items, digests = self.document.items, self.findings.digests
+        items = self.document.items
         turns = [n for n, item in enumerate(items) if item.role == "user" and n not in self._carriers and item.texts]
         opening, newest = (turns[0], turns[-1]) if turns else (-1, -1)
-        if opening != self.findings.opening:
-            # What came of them depends on which one is the first.
-            self._unsettle(opening)
-            self._unsettle(self.findings.opening)
-            self.findings.opening = opening
-        elif opening in self.findings.local:
-            self.findings.mark = self.findings.local[opening].mark
-        for index, item in enumerate(items):
-            if index in digests or index in self._carriers:
-                continue
-            if item.role != "user":
-                if self._settles and item.listed and not item.leading:
-                    digests[index] = digest_item(item, item.words)
-                continue
-            if not item.texts:
-                continue
+        for index in turns:
+            item = items[index]
             contextual = index == opening and bool(first)
-            before = found_so_far(self.findings)
+            before = len(self.findings.ops)
             head = self.client.head.read(item.texts)
             if not head.words and item.holds_more:
                 head = replace(head, words=True)
@@ -161,14 +132,7 @@ class _Finder:
                 self._tail(item.texts[-1], rule)
             self._own = None
             if index == opening:
-                self.findings.mark = mark_of(self.findings.ops[before.ops :])
-            if self._settles and item.listed:
-                settle_item(self.document, self.findings, index, item, before)
-
-    def _unsettle(self, index: int) -> None:
-        """Forget what is known of an item that depends on what stands around it."""
-        self.findings.digests.pop(index, None)
-        self.findings.local.pop(index, None)
+                self.findings.dropped_fingerprint = _fingerprint_dropped(self.findings.ops[before:])
 
     def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
         for rule in rules:
@@ -338,3 +302,12 @@ def _first_target(patterns: Iterable[Pattern], text: str) -> str:
         for found in pattern.search(text, 0, len(text), anywhere=True):
             return text[found.target[0] : found.target[1]]
     return ""
+
+
+def _fingerprint_dropped(ops: Iterable[Replacement]) -> DroppedFingerprint:
+    """Fingerprint what goes from the first text of the user, though the client keeps it."""
+    kept = [op for op in ops if op.rule.spec.stable and op.rule.spec.action == "drop"]
+    if not kept:
+        return NOTHING_DROPPED
+    dropped = "\0".join(op.live for op in kept).encode("utf-8", "surrogatepass")
+    return DroppedFingerprint(blake2b(dropped, digest_size=16).digest(), any(op.rule.spec.keys for op in kept))

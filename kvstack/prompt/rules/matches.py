@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvstack.prompt.memory.state import NOTHING_DROPPED, DroppedFingerprint
 from kvstack.prompt.rawjson.scan import JsonPath
-from kvstack.prompt.recurring import NO_MARK, Local, Mark
 from kvstack.prompt.rules.edits import Replacement
 from kvstack.prompt.rules.leading_blocks import Head
 from kvstack.prompt.rules.ruleset import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """
+    What one rule did at one place.
+
+    Attributes:
+        rule: The rule's name.
+        path: Where, for example `messages[0].content`.
+        action: What it did there.
+        n: How many things it did it to.
+    """
+
+    rule: str
+    path: str
+    action: str
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +53,12 @@ class TrailingMessage:
     Attributes:
         index: Index of its item in the document.
         rule: The rule that deals with it; None if that is switched off.
-        same: What is equal in all carriers of one conversation; empty if unknown.
+        trailing_key: What is equal in all trailing messages of one conversation; empty if unknown.
     """
 
     index: int
     rule: Rule | None
-    same: str = ""
+    trailing_key: str = ""
 
 
 @dataclass(slots=True)
@@ -54,11 +72,8 @@ class Matches:
         carriers: Whole messages that the client adds to the newest turn.
         done: Rules that are counted already: rule, path, how many things.
         message_ids: `message_id` keys removed.
-        digests: What settled items count as when conversations are compared, by index.
-        local: What was done to settled items, where anything was.
-        heads: What was read at the head of the first and the newest item of the user, by index, unless it was settled.
-        opening: Index of the first item of the user, for which there are rules of its own; -1 if there is none.
-        mark: What was dropped there and tells the conversation apart.
+        heads: What was read at the head of the first and the newest item of the user, by index.
+        dropped_fingerprint: What was dropped from the first user text.
         idle: Rules that matched what is as they want it already: rule, path, why nothing is to be done.
     """
 
@@ -67,9 +82,6 @@ class Matches:
     carriers: list[TrailingMessage] = field(default_factory=list)
     done: list[tuple[Rule, JsonPath, int]] = field(default_factory=list)
     message_ids: int = 0
-    digests: dict[int, bytes] = field(default_factory=dict)
-    local: dict[int, Local] = field(default_factory=dict)
     heads: dict[int, Head] = field(default_factory=dict)
-    opening: int = -1
-    mark: Mark = NO_MARK
+    dropped_fingerprint: DroppedFingerprint = NOTHING_DROPPED
     idle: list[tuple[Rule, JsonPath, str]] = field(default_factory=list)

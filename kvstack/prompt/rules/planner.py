@@ -203,9 +203,7 @@ class Planner:
         turn: int | None = None
         missing = Counter((entry.position, entry.text) for entry in known)
         known_texts = {entry.text for entry in known}
-        merged = SaidBefore(
-            (entry.position, entry.text, entry.position) for entry in plan.appended if self._carries(entry.rule)
-        )
+        merged = SaidBefore((entry.position, entry.text, entry.position) for entry in plan.appended if entry.trailing)
         users = [n for n, item in enumerate(self._counted) if item.role == "user"]
         placed = SaidBefore((_before(users, entry.position), entry.text, entry.position) for entry in known)
         by_index = {carrier.index: carrier for carrier in self._findings.carriers}
@@ -270,16 +268,11 @@ class Planner:
                 self._insert(plan, entry)
         plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
 
-    def _carries(self, rule: str) -> bool:
-        """Tell whether a rule deals with carriers."""
-        known = self._rules.by_name.get(rule)
-        return known is not None and known.spec.where == "message"
-
     def _merge(self, plan: Plan, turn: int, rule: Rule, text: str) -> str:
         """Append a carrier to the turn that it belongs to, unless the client did so itself."""
         words, merged = self._counted[turn].last_text, f"\n\n{text}"
         if words is not None and not words.value.endswith(text):
-            plan.appended.append(Appended(turn, rule.name, merged, sticky=True))
+            plan.appended.append(Appended(turn, rule.name, merged, sticky=True, trailing=True))
         return merged
 
     def _insert(self, plan: Plan, entry: Placed) -> None:

@@ -52,12 +52,12 @@ class Trace:
 
     Attributes:
         turns: The items that count, in order.
-        signs: What it says of its conversation beside words.
+        hints: What it says of its conversation beside words.
         answered: A model has spoken in it.
     """
 
     turns: list[Turn] = field(default_factory=list)
-    signs: Hints = field(default_factory=Hints)
+    hints: Hints = field(default_factory=Hints)
     answered: bool = False
 
     def add(self, item: Item, digest: bytes, ops: Sequence[Sequence[Replacement]]) -> None:
@@ -119,12 +119,13 @@ def part(former: Trace, current: Trace) -> Mismatch:
             return _differing(former, current, old, new)
     if len(current.turns) < len(former.turns):
         return Mismatch("it ends before the other one does")
-    one, other = former.signs, current.signs
+    one, other = former.hints, current.hints
     if one.session and other.session and one.session != other.session:
         return Mismatch("the client gives it another session id")
-    if one.same and other.same and one.same != other.same:
+    if one.trailing_key and other.trailing_key and one.trailing_key != other.trailing_key:
         return Mismatch("its carrier messages name another chat")
-    if one.mark.digest and other.mark.digest and one.mark != other.mark:
+    dropped = one.dropped_fingerprint, other.dropped_fingerprint
+    if all(fingerprint.digest for fingerprint in dropped) and dropped[0] != dropped[1]:
         return Mismatch("the id or time that a rule drops from its first user text differs")
     return Mismatch("it may go on from more than one conversation, or too much is missing in between")
 

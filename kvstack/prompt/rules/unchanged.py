@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstack.prompt.memory.state import ConversationState
-from kvstack.prompt.recurring import Hit
 from kvstack.prompt.request.document import spell_path
 from kvstack.prompt.request.message import Item
 from kvstack.prompt.rules.edits import Replacement
-from kvstack.prompt.rules.matches import Matches
+from kvstack.prompt.rules.matches import Hit, Matches
 from kvstack.prompt.rules.planner import Plan
 
 

@@ -13,11 +13,8 @@ from kvstack.prompt.diff.difference import Cause, diverge
 from kvstack.prompt.diff.segments import CommonPrefix, common_prefix, render
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
-from kvstack.prompt.request.document import Api, api_of, read_document
-from kvstack.prompt.request.message import Item
 from kvstack.prompt.rules.compiler import compile_rules, parse_pack
 from kvstack.prompt.rules.ruleset import RuleSet
-from kvstack.prompt.saying import Said, said_after, say
 from tests.golden.rules.corpus import FOLDER, Request, load, names
 
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text("utf-8"))
@@ -74,52 +71,6 @@ def test_no_conversation_gets_worse(rules: RuleSet, name: str) -> None:
     raw_shared, raw_previous = sum(raw.shared for raw, _ in found), sum(raw.previous for raw, _ in found)
     shared, previous = sum(ruled.shared for _, ruled in found), sum(ruled.previous for _, ruled in found)
     assert shared * raw_previous >= raw_shared * previous
-
-
-def spoken(request: Request) -> list[Item]:
-    """The items that say something of the conversation: no reasoning, no carriers."""
-    items = read_document(request.body.decode(), api_of(request.path) or Api.CHAT, None, []).items
-    return [
-        item
-        for item in items
-        if item.role != "reasoning" and "BEGIN_OPENCLAW_INTERNAL_CONTEXT" not in "".join(item.words)
-    ]
-
-
-def heard(request: Request, later: Request | None) -> Said | None:
-    """What was answered to a request, as its client holds it later; None if that is not recorded."""
-    held = said_after(spoken(later), len(spoken(request)) - 1) if later is not None else ()
-    return held[-1] if held else None
-
-
-@pytest.mark.parametrize("replayed", [False, True])
-@pytest.mark.parametrize("name", names())
-def test_answers_that_are_known(rules: RuleSet, name: str, replayed: bool) -> None:
-    """
-    With the recorded answers every request gets what it gets where answers are not known.  Replayed to a model that
-    answers otherwise, a conversation is worse off at two requests at most.
-    """
-    expected = pairs(run(name, rules))
-    memory, done = ConversationMemory(), []
-    requests = load(name)
-    main = [request for request in requests if not request.side]
-    following = dict(pairwise(map(id, main)))
-    by_id = {id(request): request for request in main}
-    known = 0
-    for request in requests:
-        stripped = apply_rules(request.body, request.path, rules, memory, request.headers)
-        said = heard(request, by_id.get(following.get(id(request), 0)))
-        known += said is not None
-        stripped.answer.expect()
-        stripped.answer.begin()
-        stripped.answer.end(say("Words that nobody has recorded.") if replayed else said)
-        done.append((request, stripped))
-    found = pairs(done)
-    if replayed:
-        assert sum(now[1].kept_ratio < before[1].kept_ratio for now, before in zip(found, expected, strict=True)) <= 2
-    else:
-        assert known or len(main) == 1
-        assert found == expected
 
 
 @pytest.mark.parametrize("case", EXPECTED["edits"])

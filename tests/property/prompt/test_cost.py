@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
-from kvstack.prompt.saying import say
 from tests.property.prompt.packed import RULES
 from tests.property.prompt.requests import LOOKALIKES
 
@@ -150,36 +149,3 @@ def test_any_mixture(pieces: list[str], where: bool) -> None:
     repeated = text * max(1, 400_000 // len(text))
     body = json.dumps(ask(META + repeated, "x") if where else ask(META, repeated)).encode()
     assert seconds(body) < 1.5
-
-
-MARKS = "\u0316\u0301"
-HELD: dict[str, Callable[[int], list[dict[str, Any]]]] = {
-    "marks": lambda n: [{"role": "assistant", "content": MARKS * n}],
-    "marks in a call": lambda n: [
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"x": MARKS * n})}}]}
-    ],
-    "tags": lambda n: [{"role": "assistant", "content": "<a>x</a>" * n + "<b>" * n}],
-    "items": lambda n: [{"role": "assistant", "content": "x" * 40} for _ in range(n // 10)],
-}
-
-
-@pytest.mark.parametrize("name", HELD)
-def test_comparing_an_answer_is_linear(name: str) -> None:
-    """Whatever a request holds in the place of its answer, also when it is sent again."""
-
-    def once(n: int) -> float:
-        system = "operating inside pi, a coding agent harness\nCurrent date: 2026-11-30\nCurrent working directory: /x"
-        first = ask(system, "hello")
-        second = {"messages": [*first["messages"], *HELD[name](n), {"role": "user", "content": "more"}]}
-        memory = ConversationMemory()
-        answer = apply_rules(json.dumps(first).encode(), CHAT, RULES, memory).answer
-        answer.expect()
-        answer.begin()
-        start = time.process_time()
-        answer.end(say(MARKS * n))
-        for _ in range(2):
-            apply_rules(json.dumps(second).encode(), CHAT, RULES, memory)
-        return time.process_time() - start
-
-    small, large = (min(once(n) for _ in range(3)) for n in (4_000, 32_000))
-    assert large < 24 * small + 0.05

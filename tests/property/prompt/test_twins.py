@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
-from kvstack.prompt.saying import Said, say
 from tests.property.prompt.packed import RULES
-from tests.property.prompt.requests import PATHS, Client, Turn, requests, strip, turns
+from tests.property.prompt.requests import PATHS, Client, Turn, requests, turns
 
 
 def owned(said: list[Turn], name: str) -> list[Turn]:
@@ -58,18 +57,6 @@ def test_equal_words_do_not_mix(
         assert apply_rules(raw, path, RULES, together).body == apply_rules(raw, path, RULES, alone[name]).body
 
 
-def answers_of(client: Client, talk: list[Turn]) -> list[Said]:
-    """What was answered to each request of a conversation, as the proxy tells it."""
-    found = []
-    for turn in talk:
-        if turn.call and client.dialect == "completion":
-            found.append(say(f"<tool_call>{turn.result}"))
-        elif turn.call:
-            found.append(say("", [("read", json.dumps({"x": turn.result}))]))
-        found.append(say(turn.answer))
-    return found
-
-
 CLOCK = "Wed 2026-02-18 20:48 UTC"
 
 
@@ -107,54 +94,3 @@ def test_nothing_of_the_other_one_arrives(
             sent = apply_rules(talks[name].pop(0), path, RULES, memory).body.decode()
             assert f"id-{other}-" not in sent
             assert not any(day in sent for day in days_of[other])
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    said=st.lists(turns, min_size=2, max_size=4),
-    kind=st.sampled_from(("carrier", "date", "checksum")),
-    dialect=st.sampled_from(("chat", "responses", "messages", "completion")),
-    order=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=8, max_size=24),
-    days=st.tuples(
-        *(st.lists(st.integers(first, first + 2), min_size=1, max_size=4).map(sorted) for first in (11, 15))
-    ),
-)
-def test_answers_tell_them_apart(
-    said: list[Turn],
-    kind: str,
-    dialect: str,
-    order: list[tuple[bool, bool]],
-    days: tuple[list[int], list[int]],
-) -> None:
-    """
-    Two conversations with equal words at equal times and answers of their own: whatever was lost before a restart, what
-    only one client said never stands in a request of the other one, and each goes on as if it were alone.
-    """
-    made = {"checksum": "messages", "carrier": "chat" if dialect == "completion" else dialect}.get(kind, dialect)
-    client = Client(kind, made, False, "so", ("read",))
-    talks = {}
-    for name, own in zip("ab", days, strict=True):
-        talk = [
-            replace(turn, clock=CLOCK, answer=f"{name} says {n}", result=f"{name} reads {n}")
-            for n, turn in enumerate(owned(said, name))
-        ]
-        bodies = [json.dumps(body).encode() for body in requests(client, talk, own)]
-        talks[name] = list(zip(bodies, answers_of(client, talk), strict=True))
-    days_of = {name: {f"2026-11-{day:02}" for day in own} for name, own in zip("ab", days, strict=True)}
-    alone, together = {"a": ConversationMemory(), "b": ConversationMemory()}, ConversationMemory()
-    for first, lost in order:
-        name, other = "ab" if first else "ba"
-        if not talks[name]:
-            continue
-        raw, answer = talks[name].pop(0)
-        if lost:
-            continue
-        expected, sent = (strip(raw, client, RULES, memory) for memory in (alone[name], together))
-        for stripped in (expected, sent):
-            stripped.answer.expect()
-            stripped.answer.begin()
-            stripped.answer.end(answer, 1)
-        text = sent.body.decode()
-        assert f"id-{other}-" not in text
-        assert not any(day in text for day in days_of[other])
-        assert sent.body == expected.body

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.alternating import habits
 from kvstack.prompt.diff.difference import Cause, diverge
 from kvstack.prompt.diff.segments import common_prefix, render
 from kvstack.prompt.engine import RewriteResult, apply_rules
@@ -340,26 +338,6 @@ def test_fr_14_home_assistant_clock(rules: RuleSet, ruled: Ruled) -> None:
     sent, _ = send(active, body)
     assert sent["messages"][0]["content"] == "You are a voice assistant"
     assert sent["messages"][1]["content"] == "lights on\n\n" + clock
-
-
-def test_fr_15_alternating_values() -> None:
-    """FR-15: an area sentence that comes and goes with the device is shown as alternating, not as a clock."""
-    areas = ["Kitchen (floor Ground)", "Bedroom (floor First)"]
-    bodies = [
-        json.dumps(
-            {
-                "messages": [
-                    message("system", f"You are in area {areas[n % 2]}.\n" + "entity\n" * 500),
-                    message("user", "hi"),
-                ]
-            }
-        ).encode()
-        for n in range(4)
-    ]
-    found = [diverge(one, two, CHAT) for one, two in pairwise(bodies)]
-    assert [divergence.cause if divergence else None for divergence in found] == [Cause.SYSTEM_CHANGED] * 3
-    (habit,) = habits([divergence for divergence in found if divergence is not None])
-    assert (habit.times, habit.alternating, habit.cause) == (3, True, Cause.SYSTEM_CHANGED)
 
 
 def test_fr_16_started_line_is_frozen_per_conversation(rules: RuleSet) -> None:

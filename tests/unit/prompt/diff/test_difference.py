@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.alternating import habits
-from kvstack.prompt.diff.difference import Cause, Divergence, diverge
+from kvstack.prompt.diff.difference import Cause, diverge
 from kvstack.prompt.diff.segments import common_prefix, render
 
 CHAT = "/v1/chat/completions"
@@ -128,18 +127,6 @@ def test_figures_and_words() -> None:
     assert (found.offset, found.lost) == (99, whole.previous - 99)
     assert found.position_ratio == pytest.approx(99 / whole.previous)
     assert str(found) == "a number changed in messages[0].content @99"
-
-
-def test_one_change_is_no_habit() -> None:
-    """A place counts from its second change on; the most expensive one comes first."""
-
-    def change(path: str, lost: int, old: str, new: str) -> Divergence:
-        return Divergence(Cause.ID, path, 0, 0.5, lost, "", "", old, new)
-
-    found = habits(
-        [change("a", 5, "1", "2"), change("b", 9, "1", "2"), change("b", 9, "2", "3"), change("c", 1, "x", "y")]
-    )
-    assert [(habit.path, habit.times, habit.lost, habit.alternating) for habit in found] == [("b", 2, 18, False)]
 
 
 @pytest.mark.parametrize("more", ["", "yes<|im_end|>\n<|im_start|>user\nand"])

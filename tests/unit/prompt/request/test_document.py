@@ -162,18 +162,6 @@ def test_markers_of_unknown_templates() -> None:
     assert turn_markers("{{ messages }}") is None
 
 
-def test_tools_of_a_former_request_count_only_where_they_stand_last() -> None:
-    """Of two lists of tools the last one counts, also if the first one is known from a former request."""
-    one, two = '[{"name": "read"}]', '[{"name": "write"}]'
-    former = read_document(f'{{"messages": [], "tools": {one}}}', Api.CHAT)
-    document = read_document(f'{{"tools": {one}, "messages": [], "tools": {two}}}', Api.CHAT, formers=[former])
-    assert document.tool_names == {"write"}
-    assert document.top["tools"] == [{"name": "write"}]
-    again = read_document(f'{{"tools": {two}, "messages": [], "tools": {one}}}', Api.CHAT, formers=[former])
-    assert again.tool_names == {"read"}
-    assert again.top["tools"] is former.top["tools"]
-
-
 def test_a_list_that_comes_again_as_an_empty_one(rules: RuleSet) -> None:
     """Of two lists of messages the last one counts, also if it is empty and the first one is known."""
     memory = ConversationMemory()
