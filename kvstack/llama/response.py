@@ -9,6 +9,8 @@ What an answer says of itself: incremental reading of a response body, streamed 
 | responses usage | `input_tokens_details.cached_tokens` | `input_tokens` minus cached | `response.completed` |
 | `prompt_progress` | `cache` | `total` minus cache | first chunks, if asked for; counts when nothing better comes |
 
+Each API is one record in `_APIS`; `timings` and `prompt_progress` are llama-server's own and the same in all of them.
+
 A tap sits beside the bytes that go to the client: it never raises, and its memory is bounded.  Of an event or body
 that is too long only the end is read, where the servers write `usage` and `timings`.
 """
@@ -18,6 +20,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstack.state.events import AnswerSeen
@@ -32,6 +36,67 @@ _ERROR_KEPT = 500
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _FIGURES = re.compile(r'"(usage|timings)"\s*:\s*(?=\{)')
+
+
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """
+    How the answers of one API say what was cached.
+
+    Attributes:
+        prompt: Key of the prompt's tokens in `usage`.
+        cached: Key of the cached tokens, behind the key of their table if they are in one.
+        generated: Key of the answer's tokens.
+        says_token: Whether an event of a stream holds a token of the answer.
+        wrapper: Key of the object that holds `usage` and `error` in some events.
+        excludes_cached: Whether the prompt's tokens exclude the cached ones.
+    """
+
+    prompt: str
+    cached: tuple[str, ...]
+    generated: str
+    says_token: Callable[[dict[str, Any]], bool]
+    wrapper: str = ""
+    excludes_cached: bool = False
+
+
+def _choice_says_token(event: dict[str, Any]) -> bool:
+    choices = event.get("choices")
+    return isinstance(choices, list) and any(
+        # The first chunk only names the role.
+        bool(choice.get("text")) or any(part for key, part in _table(choice, "delta").items() if key != "role")
+        for choice in choices
+        if isinstance(choice, dict)
+    )
+
+
+def _content_says_token(event: dict[str, Any]) -> bool:
+    return bool(event.get("content") or event.get("tokens")) or _choice_says_token(event)
+
+
+def _named_delta(event: dict[str, Any]) -> bool:
+    kind = event.get("type")
+    return isinstance(kind, str) and kind.endswith((".delta", "_delta")) and kind != "message_delta"
+
+
+_CHAT = _Api("prompt_tokens", ("prompt_tokens_details", "cached_tokens"), "completion_tokens", _choice_says_token)
+
+_APIS = {
+    "chat": _CHAT,
+    # `/completion` answers in llama-server's own form, `/v1/completions` in that of OpenAI.
+    "completion": replace(_CHAT, says_token=_content_says_token),
+    "responses": _Api(
+        "input_tokens", ("input_tokens_details", "cached_tokens"), "output_tokens", _named_delta, wrapper="response"
+    ),
+    "messages": _Api(
+        "input_tokens",
+        ("cache_read_input_tokens",),
+        "output_tokens",
+        _named_delta,
+        wrapper="message",
+        excludes_cached=True,
+    ),
+}
 
 
 class _Bytes:
@@ -69,7 +134,7 @@ class AnswerTap:
     def __init__(self, id: int, api: str | None, content_type: str) -> None:
         self.started = False
         self._id = id
-        self._api = api
+        self._api = _APIS.get(api or "", _CHAT)
         self._stream = "event-stream" in content_type.lower()
         self._readable = self._stream or "json" in content_type.lower() or not content_type
         self._line = _Bytes()
@@ -107,16 +172,12 @@ class AnswerTap:
     def result(self) -> AnswerSeen:
         """What the answer said, as far as it came."""
         self._close()
-        timings, usage = self._timings, self._usage
-        details = _table(usage, "prompt_tokens_details") or _table(usage, "input_tokens_details")
-        cached = _count(details, "cached_tokens")
-        evaluated: int | None = None
-        if "cache_read_input_tokens" in usage:  # messages: input_tokens excludes what was cached
-            cached = _count(usage, "cache_read_input_tokens")
-            evaluated = _count(usage, "input_tokens")
-            prompt = None if cached is None or evaluated is None else cached + evaluated
-        else:
-            prompt = _count(usage, "prompt_tokens", "input_tokens")
+        timings, usage, api = self._timings, self._usage, self._api
+        *tables, key = api.cached
+        cached = _count(_table(usage, tables[0]) if tables else usage, key)
+        prompt, evaluated = _count(usage, api.prompt), None
+        if api.excludes_cached and prompt is not None and cached is not None:
+            prompt, evaluated = prompt + cached, prompt
         # `timings` are the server's own figures and win over the dialect's usage.
         evaluated = _first(_count(timings, "prompt_n"), evaluated)
         cached = _first(_count(timings, "cache_n"), cached)
@@ -136,9 +197,7 @@ class AnswerTap:
             prompt_tokens=prompt,
             cached_tokens=cached,
             evaluated_tokens=evaluated,
-            generated_tokens=_first(
-                _count(timings, "predicted_n"), _count(usage, "completion_tokens", "output_tokens")
-            ),
+            generated_tokens=_first(_count(timings, "predicted_n"), _count(usage, api.generated)),
             prefill_ms=_amount(timings, "prompt_ms"),
             decode_ms=_amount(timings, "predicted_ms"),
             decode_tokens_per_s=_amount(timings, "predicted_per_second"),
@@ -219,16 +278,12 @@ class AnswerTap:
                 (self._usage if match.group(1) == "usage" else self._timings).update(value)
 
     def _take(self, value: dict[str, Any]) -> None:
-        kind = value.get("type")
         self._take_error(value)
-        response = _table(value, "response")  # responses: created, completed, failed
-        message = _table(value, "message")  # messages: message_start
-        if response:
-            self._take_error(response)
-        for source in (value, response, message):
-            usage = source.get("usage")
-            if isinstance(usage, dict):
-                self._usage.update({key: part for key, part in usage.items() if part is not None})
+        inner = _table(value, self._api.wrapper)
+        self._take_error(inner)
+        for source in (value, inner):
+            usage = _table(source, "usage")
+            self._usage.update({key: part for key, part in usage.items() if part is not None})
         progress = value.get("prompt_progress")
         if isinstance(progress, dict):
             # The timings beside it are left over from the request before (b10068).
@@ -238,7 +293,7 @@ class AnswerTap:
         if isinstance(timings, dict):
             self._timings.update(timings)
         if not self.started and self._stream:
-            self.started = _says_token(value, kind if isinstance(kind, str) else "")
+            self.started = self._api.says_token(value)
 
     def _take_error(self, value: dict[str, Any]) -> None:
         error = value.get("error")
@@ -258,23 +313,6 @@ def _spell(error: dict[str, Any]) -> str:
         return "an error that is nested too deeply"
 
 
-def _says_token(value: dict[str, Any], kind: str) -> bool:
-    if kind:  # responses and messages name their events
-        return kind.endswith((".delta", "_delta")) and kind != "message_delta"
-    choices = value.get("choices")
-    if isinstance(choices, list):
-        return any(_choice_says_token(choice) for choice in choices if isinstance(choice, dict))
-    return bool(value.get("content")) or bool(value.get("tokens"))
-
-
-def _choice_says_token(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta")
-    if isinstance(delta, dict):
-        # The first chunk only names the role.
-        return any(part for key, part in delta.items() if key != "role")
-    return bool(choice.get("text"))
-
-
 def _table(value: dict[str, Any], key: str) -> dict[str, Any]:
     part = value.get(key)
     return part if isinstance(part, dict) else {}
@@ -291,12 +329,9 @@ def _amount(value: dict[str, Any], key: str) -> float | None:
     return amount if math.isfinite(amount) and amount >= 0 else None
 
 
-def _count(value: dict[str, Any], *keys: str) -> int | None:
-    for key in keys:
-        amount = _amount(value, key)
-        if amount is not None:
-            return int(amount)
-    return None
+def _count(value: dict[str, Any], key: str) -> int | None:
+    amount = _amount(value, key)
+    return None if amount is None else int(amount)
 
 
 def _first(*values: int | None) -> int | None:
