@@ -24,7 +24,7 @@ class Pattern:
         regex: The whole message.
         make: Match, slot and task in, a fact out; None for a message that says nothing which is needed.
         builds: First and last build that is known to print it.
-        sample: A real message.
+        sample: A real message; empty for an ignored one.
     """
 
     name: str

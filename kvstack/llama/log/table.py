@@ -10,14 +10,14 @@ with every refactoring.  Numbers may be `nan`, `-nan(ind)` or `inf` (a full hit 
 from __future__ import annotations
 
 from kvstack.llama.log.checkpoints import CHECKPOINTS
-from kvstack.llama.log.ignored import SILENT
+from kvstack.llama.log.ignored import IGNORED
 from kvstack.llama.log.pattern import Pattern
 from kvstack.llama.log.ram_cache import RAM_CACHE
 from kvstack.llama.log.server import SERVER as WHOLE_SERVER
 from kvstack.llama.log.server import SLOTS
 from kvstack.llama.log.tasks import TASKS, TIMING
 
-SLOT: tuple[Pattern, ...] = (*TIMING, *TASKS, *CHECKPOINTS, *SLOTS, *SILENT)
+SLOT: tuple[Pattern, ...] = (*TIMING, *TASKS, *CHECKPOINTS, *SLOTS, *IGNORED)
 """Messages behind `slot FUNCTION: id S | task T | `.  Anything else there, above the debug level, is drift."""
 
 SERVER: tuple[Pattern, ...] = (*RAM_CACHE, *WHOLE_SERVER)
