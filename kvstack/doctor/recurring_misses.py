@@ -49,7 +49,8 @@ def habits(rows: Iterable[RequestRow]) -> list[Habit]:
         nothing = is_next_to_nothing(row.cached_tokens or 0, row.prompt_tokens or 0)
         if row.verdict is None or row.verdict in _GOOD or not (row.lost_tokens or nothing):
             continue
-        place = row.divergence.partition(" @")[0] if row.divergence is not None and row.verdict == "PARTIAL" else None
+        change = row.difference if row.verdict == "PARTIAL" else None
+        place = f"{change.cause} in {change.path}" if change is not None else None
         grouped.setdefault((row.verdict, place), []).append(row)
     found = [
         Habit(verdict, place, len(group), sum(row.lost_tokens or 0 for row in group), group[-1])

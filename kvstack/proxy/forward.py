@@ -276,8 +276,7 @@ class Forward:
             stripped.items_modified,
             _by_rule(stripped),
             stripped.side,
-            f"{divergence.cause} in {divergence.path} @{divergence.offset:,}" if divergence is not None else None,
-            divergence.behind if divergence is not None else (),
+            divergence.difference if divergence is not None else None,
         )
         self._publish(received)
         try:

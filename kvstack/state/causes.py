@@ -1,44 +1,97 @@
-"""What to do against each kind of change that a client makes."""
+"""The kinds of change by which a request leaves its conversation's former one: each with its meaning and advice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
-from kvstack.state.records import RequestRow
 
-_AGAINST = {
-    "clock": "A rule with `freeze`, `coarsen` or `drop` keeps a clock from changing the prompt.",
-    "id": "Add a rule with `drop` for this id.",
-    "counter": "A rule with `tail` moves a counter to the end, where it costs nothing.",
-    "decoration": "A rule with `sticky` keeps what the client adds to the newest turn when that turn becomes history.",
-    "moved block": "A rule with `place` leaves a moving block where it first stood.",
-    "tools changed": "Keep the client's tools the same for a conversation: tool servers that come and go change them.",
-    "tools reordered": "Keep the client's tools in one order: some tool servers list theirs anew for each request.",
-    "keys reordered": "The client writes the same JSON in another order each time; a newer release may be steadier.",
-    "system text changed": "Whatever changes in the system text is best kept out of it, or frozen by a rule.",
-    "old tool result changed": "The client prunes old tool results: let it do so less often, or not at all.",
-    "history edited": "The client rewrites older turns: if that is compaction, give it a larger window.",
-    "window trimmed": "The client drops its oldest turns: give it a larger window, so that this happens less often.",
-    "white space": "The client writes the same text with other white space; a rule can make both the same.",
+class Cause(StrEnum):
+    """What kind of change made two requests differ."""
+
+    CLOCK = "clock"
+    ID = "id"
+    COUNTER = "counter"
+    DECORATION = "decoration"
+    MOVED = "moved block"
+    TOOLS_CHANGED = "tools changed"
+    TOOLS_REORDERED = "tools reordered"
+    KEYS_REORDERED = "keys reordered"
+    SYSTEM_CHANGED = "system text changed"
+    RESULT_CHANGED = "old tool result changed"
+    HISTORY_EDITED = "history edited"
+    TRIMMED = "window trimmed"
+    WHITE_SPACE = "white space"
+    OTHER_CONVERSATION = "other conversation"
+
+    @property
+    def meaning(self) -> str:
+        """What happened, as a clause."""
+        return CAUSES[self].meaning
+
+    @property
+    def advice(self) -> str | None:
+        """What to do about it, in a sentence; None if nothing helps."""
+        return CAUSES[self].advice
+
+
+@dataclass(frozen=True, slots=True)
+class CauseInfo:
+    """What is said of a cause."""
+
+    meaning: str
+    advice: str | None
+
+
+CAUSES: Mapping[Cause, CauseInfo] = {
+    Cause.CLOCK: CauseInfo(
+        "a date or time changed",
+        "A rule with `freeze`, `coarsen` or `drop` keeps a clock from changing the prompt.",
+    ),
+    Cause.ID: CauseInfo("an id changed", "Add a rule with `drop` for this id."),
+    Cause.COUNTER: CauseInfo(
+        "a number changed", "A rule with `tail` moves a counter to the end, where it costs nothing."
+    ),
+    Cause.DECORATION: CauseInfo(
+        "a turn lost or gained a block when it became history",
+        "A rule with `sticky` keeps what the client adds to the newest turn when that turn becomes history.",
+    ),
+    Cause.MOVED: CauseInfo(
+        "a message moved or was not kept", "A rule with `place` leaves a moving block where it first stood."
+    ),
+    Cause.TOOLS_CHANGED: CauseInfo(
+        "the tools changed",
+        "Keep the client's tools the same for a conversation: tool servers that come and go change them.",
+    ),
+    Cause.TOOLS_REORDERED: CauseInfo(
+        "the same tools came in another order",
+        "Keep the client's tools in one order: some tool servers list theirs anew for each request.",
+    ),
+    Cause.KEYS_REORDERED: CauseInfo(
+        "the same JSON came with its keys in another order",
+        "The client writes the same JSON in another order each time; a newer release may be steadier.",
+    ),
+    Cause.SYSTEM_CHANGED: CauseInfo(
+        "the system text changed",
+        "Whatever changes in the system text is best kept out of it, or frozen by a rule.",
+    ),
+    Cause.RESULT_CHANGED: CauseInfo(
+        "an old tool result was pruned or rewritten",
+        "The client prunes old tool results: let it do so less often, or not at all.",
+    ),
+    Cause.HISTORY_EDITED: CauseInfo(
+        "an earlier turn was edited",
+        "The client rewrites older turns: if that is compaction, give it a larger window.",
+    ),
+    Cause.TRIMMED: CauseInfo(
+        "the oldest messages were left out",
+        "The client drops its oldest turns: give it a larger window, so that this happens less often.",
+    ),
+    Cause.WHITE_SPACE: CauseInfo(
+        "only white space changed",
+        "The client writes the same text with other white space; a rule can make both the same.",
+    ),
+    Cause.OTHER_CONVERSATION: CauseInfo("the requests have nothing in common", None),
 }
-
-
-def remedies(row: RequestRow) -> Iterator[str]:
-    """
-    Yield what to do about the cause of a request's loss, and about what changed behind it; nothing for other causes.
-    """
-    first = [change for change in _AGAINST if _names(row.cause or "", change)][:1]
-    behind = [change for change in row.divergence_behind if change in _AGAINST and change not in first]
-    for change in (*first, *behind):
-        if change == "clock" and row.before is None and not row.repeats and 0 < row.items <= 2:
-            # Where each request is a conversation of its own there is no first value to keep.
-            yield "A rule with `tail`, `coarsen` or `drop` keeps a clock from changing the prompt of new conversations."
-        elif change == "id" and row.client == "openclaw":
-            yield "Set `proxy.strip_message_ids = true`, or add a rule with `drop` for this id."
-        else:
-            yield _AGAINST[change]
-
-
-def _names(cause: str, change: str) -> bool:
-    # `id in system @1,514` names an id, `provided text` does not.
-    return f" {change} " in f" {cause.lower()} "
+"""The one table of causes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvstack.state.causes import Cause
 from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import LogFact
 
@@ -86,6 +87,29 @@ class RuleHit:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """Where and how a request leaves its conversation's former one."""
+
+    cause: Cause
+    path: str
+    """JSON path in the former request."""
+    offset: int
+    """Characters into that text."""
+    item: int | None = None
+    """Index of the message or input item; None for tools and for system texts outside of that list."""
+    behind: tuple[Cause, ...] = ()
+    """Other kinds of values that changed in the same text behind it, for example `clock`."""
+
+    @property
+    def is_in_head(self) -> bool:
+        """Whether it is in front of the conversation: in the system text or the tools."""
+        return self.item in {None, 0}
+
+    def __str__(self) -> str:
+        return f"{self.cause} in {self.path} @{self.offset:,}"
+
+
+@dataclass(frozen=True, slots=True)
 class RequestReceived:
     """The proxy has read a model request and applied the rules to it."""
 
@@ -108,11 +132,9 @@ class RequestReceived:
     hits: tuple[RuleHit, ...] = ()
     side: str | None = None
     """Kind of a side request (title, memory, heartbeat), if it is one."""
-    divergence: str | None = None
-    """Where and how this request left its conversation's former one, in a few words; None if it extends it.  Of one
-    that begins a conversation: how its system text and tools differ from the most similar recent ones."""
-    divergence_behind: tuple[str, ...] = ()
-    """Other kinds of values that changed in the same text behind it, for example `clock`."""
+    difference: Difference | None = None
+    """From its conversation's former request; None if it extends that.  Of one that begins a conversation: how its
+    system text and tools differ from the most similar recent ones."""
 
 
 @dataclass(frozen=True, slots=True)

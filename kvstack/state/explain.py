@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvstack.state.causes import remedies
+from kvstack.state.causes import Cause
+from kvstack.state.events import Difference
 from kvstack.state.records import RequestRow, TaskView
 
 
@@ -147,19 +148,21 @@ def _failure(row: RequestRow) -> Iterator[str]:
 
 
 def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
-    if row.divergence is not None and _begins(row):
+    if row.difference is not None and _begins(row):
         yield (
             "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
-            f" {row.divergence}{_behind(row)}."
+            f" {row.difference}{_behind(row)}."
         )
-    elif row.divergence is not None:
-        yield f"It differs from the former request: {row.divergence}{_behind(row)}."
+    elif row.difference is not None:
+        yield f"It differs from the former request: {row.difference}{_behind(row)}."
     elif before is not None:
         yield "Nothing: it only adds to the former request."
 
 
 def _behind(row: RequestRow) -> str:
-    kinds = " and ".join(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in row.divergence_behind)
+    if row.difference is None:
+        return ""
+    kinds = " and ".join(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in row.difference.behind)
     return f", and {kinds} behind it" if kinds else ""
 
 
@@ -283,8 +286,8 @@ def advice(row: RequestRow) -> tuple[str, ...]:
 def _advice(row: RequestRow, log: str) -> Iterator[str]:
     match row.verdict:
         case "PARTIAL":
-            if row.divergence is not None:
-                yield from remedies(row)
+            if row.difference is not None:
+                yield from _against_change(row, row.difference)
             elif row.warm_tokens and _begins(row):
                 yield (
                     f"{_tokens(row.warm_tokens)} were warm, but this prompt leaves them early:"
@@ -330,6 +333,18 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
             yield "Let the client ask for usage (stream_options.include_usage), or raise server.log_verbosity."
         case _:
             pass
+
+
+def _against_change(row: RequestRow, difference: Difference) -> Iterator[str]:
+    """Yield what to do about a change of the client's, and about what changed behind it."""
+    for cause in dict.fromkeys((difference.cause, *difference.behind)):
+        if cause is Cause.CLOCK and _begins(row) and 0 < row.items <= 2:
+            # Where each request is a conversation of its own there is no first value to keep.
+            yield "A rule with `tail`, `coarsen` or `drop` keeps a clock from changing the prompt of new conversations."
+        elif cause is Cause.ID and row.client == "openclaw":
+            yield "Set `proxy.strip_message_ids = true`, or add a rule with `drop` for this id."
+        elif cause.advice is not None:
+            yield cause.advice
 
 
 def _after_failure(row: RequestRow, log: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvstack.state.events import AnswerSeen
+from kvstack.state.events import AnswerSeen, Difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,9 @@ class RequestRow:
     items_modified: int = 0
     rules: tuple[tuple[str, int], ...] = ()
     """What each rule did, counted."""
-    divergence: str | None = None
-    """Where and how it left its conversation's former request, as the proxy saw it; of one that begins a conversation,
-    how its system text and tools differ from the most similar recent ones."""
-    divergence_behind: tuple[str, ...] = ()
-    """Other kinds of values that changed in the same text behind it, for example `clock`."""
+    difference: Difference | None = None
+    """From its conversation's former request, as the proxy saw it; of one that begins a conversation: how its system
+    text and tools differ from the most similar recent ones."""
     before: int | None = None
     """Number of the newest request of the conversation that had fewer items: the one that this can extend."""
     repeats: bool = False

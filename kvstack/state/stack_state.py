@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kvstack.state.attribution import Join
+from kvstack.state.events import Difference
 from kvstack.state.lifecycle import State
 from kvstack.state.records import LogView, RamCacheView, RequestRow, ServerView, SlotView, Totals, WarmupView
 from kvstack.state.stats import decode_by_context
@@ -207,6 +208,10 @@ _WORK_SHOWN = (
 )
 
 
+def _difference_dict(difference: Difference | None) -> dict[str, Any] | None:
+    return None if difference is None else {**asdict(difference), "behind": list(difference.behind)}
+
+
 def _row_dict(row: RequestRow) -> dict[str, Any]:
     return {
         "id": row.id,
@@ -243,8 +248,7 @@ def _row_dict(row: RequestRow) -> dict[str, Any]:
         "saved_s": row.saved_s,
         "settled": row.settled,
         "warm_tokens": row.warm_tokens,
-        "divergence": row.divergence,
-        "divergence_behind": list(row.divergence_behind),
+        "difference": _difference_dict(row.difference),
         "error": row.error,
         "before": row.before,
         "repeats": row.repeats,

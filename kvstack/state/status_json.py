@@ -11,10 +11,10 @@ import dataclasses
 import types
 import typing
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from kvstack.state.attribution import Join
-from kvstack.state.lifecycle import State
 from kvstack.state.records import SlotView
 from kvstack.state.stack_state import StackState
 
@@ -87,8 +87,8 @@ def _value(hint: Any, value: Any) -> Any:
         if not isinstance(value, dict):
             raise TypeError("no object")
         return {str(key): _value(arguments[1], item) for key, item in value.items()}
-    if hint is State:
-        return State(value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and not isinstance(value, hint):

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvstack.state.events import Difference
 from kvstack.state.records import RequestRow, TaskView
 
 SLACK_TOKENS = 64
@@ -160,20 +161,9 @@ class _Reuse:
         return max((self.matched or 0) - self.cached, 0)
 
     @property
-    def parts_at_item(self) -> int | None:
-        """Index of the item in which the proxy saw the difference (`clock in messages[4].content @17`)."""
-        _, bracket, rest = (self.row.divergence or "").partition("[")
-        index = rest.partition("]")[0]
-        return int(index) if bracket and index.isdecimal() and len(index) < 9 else None
-
-    @property
-    def parts_in_head(self) -> bool:
-        """Whether that is in front of the conversation: the system text, the tools."""
-        return self.parts_at_item in {None, 0} or "tools" in (self.row.divergence or "")
-
-    @property
-    def parts_in_last_item(self) -> bool:
-        return not self.parts_in_head and self.parts_at_item == self.row.items - 1
+    def differs_in_last_item(self) -> bool:
+        difference = self.row.difference
+        return difference is not None and not difference.is_in_head and difference.item == self.row.items - 1
 
     @property
     def is_from_ram(self) -> bool:
@@ -249,8 +239,8 @@ def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None,
         if cached >= expected - SLACK_TOKENS and not reuse.is_nothing:
             return Judgement("HIT", None, 0)
         return _judge_loss(reuse, expected, slot_taken_by, log_is_read=log_is_read)
-    if row.divergence is not None:
-        if reuse.parts_in_last_item and kept_short <= SLACK_TOKENS and not reuse.is_nothing:
+    if row.difference is not None:
+        if reuse.differs_in_last_item and kept_short <= SLACK_TOKENS and not reuse.is_nothing:
             return Judgement("HIT", None, 0)  # the newest turn in other words: all that was evaluated is new
         if reuse.begins:
             # Its difference is from another conversation that began nearly so: a matter of what both could share.
@@ -260,7 +250,7 @@ def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None,
         lost = max((likely or reuse.held or reuse.prompt - 1) - cached, 0)
         if reuse.is_nothing and reuse.before is not None:
             return Judgement("COLD", _why_cold(reuse), lost)  # whatever changed: the server was another one
-        return _judge_change(reuse, row.divergence, lost, slot_taken_by, is_known=row.repeats and log_is_read)
+        return _judge_change(reuse, row.difference, lost, slot_taken_by, is_known=row.repeats and log_is_read)
     if row.conversation is None:
         return _judge_by_slot(reuse)
     if row.repeats:
@@ -321,8 +311,8 @@ def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
 def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_is_read: bool) -> Judgement:
     """Judge a request that found less than the former request of its conversation left."""
     lost = max(expected - reuse.cached, 0)
-    if reuse.row.divergence is not None:
-        return _judge_change(reuse, reuse.row.divergence, lost, slot_taken_by, is_known=log_is_read)
+    if reuse.row.difference is not None:
+        return _judge_change(reuse, reuse.row.difference, lost, slot_taken_by, is_known=log_is_read)
     if not log_is_read or reuse.task is None:
         # Without the log nobody can tell an eviction from a template that renders the history anew.
         return Judgement("COLD" if reuse.is_nothing else "PARTIAL", "the former prompt was not in the cache", lost)
@@ -331,21 +321,23 @@ def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_
     return Judgement("TEMPLATE", "the rendered history differs from what the server holds", lost)
 
 
-def _judge_change(reuse: _Reuse, divergence: str, lost: int, slot_taken_by: str | None, *, is_known: bool) -> Judgement:
+def _judge_change(
+    reuse: _Reuse, difference: Difference, lost: int, slot_taken_by: str | None, *, is_known: bool
+) -> Judgement:
     """
     Judge a request that the client made other than the former one.
 
     Args:
         reuse: What is known of it.
-        divergence: What the client changed.
+        difference: What the client changed.
         lost: Tokens that were evaluated in vain.
         slot_taken_by: Who used the conversation's slot last.
         is_known: Whether the conversation had a slot, and the log tells whose that is now.
     """
-    if reuse.is_nothing and is_known and reuse.holder_is_other and not reuse.parts_in_head:
+    if reuse.is_nothing and is_known and reuse.holder_is_other and not difference.is_in_head:
         # A change far down cost little; that somebody else had the slot cost everything.
         return Judgement("EVICTED", _by(slot_taken_by), lost)
-    return Judgement("PARTIAL", divergence, lost)
+    return Judgement("PARTIAL", str(difference), lost)
 
 
 def _by(slot_taken_by: str | None) -> str:

@@ -13,51 +13,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kvstack.prompt.diff.segments import Segment, common_prefix, extends, render, shared_length
 from kvstack.prompt.diff.value_kinds import Kind, changed_values
+from kvstack.state.causes import Cause
+from kvstack.state.events import Difference
 
 _SNIPPET = 60
 _NEARLY_ALL = 0.9
 _SENTENCE_END = re.compile(r"(?<=[.;,:]\ )")
-
-
-class Cause(StrEnum):
-    """What kind of change made two requests part."""
-
-    CLOCK = "clock"
-    ID = "id"
-    COUNTER = "counter"
-    DECORATION = "decoration"
-    MOVED = "moved block"
-    TOOLS_CHANGED = "tools changed"
-    TOOLS_REORDERED = "tools reordered"
-    KEYS_REORDERED = "keys reordered"
-    SYSTEM_CHANGED = "system text changed"
-    RESULT_CHANGED = "old tool result changed"
-    HISTORY_EDITED = "history edited"
-    TRIMMED = "window trimmed"
-    WHITE_SPACE = "white space"
-    OTHER_CONVERSATION = "other conversation"
-
-
-_SENTENCES = {
-    Cause.CLOCK: "a date or time changed",
-    Cause.ID: "an id changed",
-    Cause.COUNTER: "a number changed",
-    Cause.DECORATION: "a turn lost or gained a block when it became history",
-    Cause.MOVED: "a message moved or was not kept",
-    Cause.TOOLS_CHANGED: "the tools changed",
-    Cause.TOOLS_REORDERED: "the same tools came in another order",
-    Cause.KEYS_REORDERED: "the same JSON came with its keys in another order",
-    Cause.SYSTEM_CHANGED: "the system text changed",
-    Cause.RESULT_CHANGED: "an old tool result was pruned or rewritten",
-    Cause.HISTORY_EDITED: "an earlier turn was edited",
-    Cause.TRIMMED: "the oldest messages were left out",
-    Cause.WHITE_SPACE: "only white space changed",
-    Cause.OTHER_CONVERSATION: "the requests have nothing in common",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +39,7 @@ class Divergence:
         after: 60 characters around it in the later one.
         old: The part that changed, as it was.
         new: The part that changed, as it is.
+        item: Index of the message or input item; None for tools and for system texts outside of that list.
         behind: Other kinds of values that changed in the same text behind it, for example `clock`.
     """
 
@@ -87,10 +52,16 @@ class Divergence:
     after: str
     old: str
     new: str
-    behind: tuple[str, ...] = ()
+    item: int | None = None
+    behind: tuple[Cause, ...] = ()
+
+    @property
+    def difference(self) -> Difference:
+        """The place and the cause alone, without texts of the prompt."""
+        return Difference(self.cause, self.path, self.offset, self.item, self.behind)
 
     def __str__(self) -> str:
-        return f"{_SENTENCES[self.cause]} in {self.path} @{self.offset:,}"
+        return f"{self.cause.meaning} in {self.path} @{self.offset:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +150,7 @@ def _describe(old: Sequence[Segment], new: Sequence[Segment], number: int) -> Di
         after=_around(other.text, offset),
         old=before,
         new=after,
+        item=None if segment.role == "tools" or segment.index < 0 else segment.index,
         behind=_behind(cause, before, after),
     )
 
@@ -255,22 +227,22 @@ _CAUSES = {
     Kind.ID: Cause.ID,
     Kind.COUNTER: Cause.COUNTER,
     Kind.SPACE: Cause.WHITE_SPACE,
-    None: None,
 }
 
 
 def _text_cause(before: str, after: str, otherwise: Cause) -> Cause:
     """Say what kind of value changed first, from the words that differ."""
-    return _CAUSES[changed_values(before, after).first] or otherwise
+    first = changed_values(before, after).first
+    return otherwise if first is None else _CAUSES[first]
 
 
 _NAMED_BY_VALUES = frozenset({Cause.CLOCK, Cause.ID, Cause.COUNTER, Cause.SYSTEM_CHANGED, Cause.TOOLS_CHANGED})
 
 
-def _behind(cause: Cause, before: str, after: str) -> tuple[str, ...]:
+def _behind(cause: Cause, before: str, after: str) -> tuple[Cause, ...]:
     if cause not in _NAMED_BY_VALUES:
         return ()
-    return tuple(kind.value for kind in changed_values(before, after).behind)
+    return tuple(_CAUSES[kind] for kind in changed_values(before, after).behind)
 
 
 def _changed(one: str, other: str) -> tuple[str, str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvstack.prompt.diff.difference import Cause, diverge_rendered
+from kvstack.prompt.diff.difference import diverge_rendered
 from kvstack.prompt.diff.segments import Segment
 from kvstack.prompt.memory.fingerprint import beside_text
 from kvstack.prompt.memory.state import Hints
 from kvstack.prompt.request.document import spell_path
 from kvstack.prompt.request.message import Item
 from kvstack.prompt.rules.edits import Replacement, changed_text
+from kvstack.state.causes import Cause
 
 _SPEAKERS = {
     "system": "the system text",

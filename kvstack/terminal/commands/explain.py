@@ -67,7 +67,7 @@ def _text(data: dict[str, Any], *, show_text: bool = False) -> str:
             f"  now:    {_one_line(divergence.get('after'))}",
         ]
     elif show_text:
-        differs = (data.get("request") or {}).get("divergence") is not None
+        differs = (data.get("request") or {}).get("difference") is not None
         lines += [
             "",
             "The text around the difference is not remembered any more."

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.diff.difference import Cause, diverge
+from kvstack.prompt.diff.difference import diverge
 from kvstack.prompt.diff.segments import CommonPrefix, common_prefix, render
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.compiler import compile_rules, parse_pack
 from kvstack.prompt.rules.ruleset import RuleSet
+from kvstack.state.causes import Cause
 from tests.golden.rules.corpus import FOLDER, Request, load, names
 
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text("utf-8"))

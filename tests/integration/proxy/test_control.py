@@ -351,5 +351,5 @@ async def test_a_side_request_does_not_continue_the_conversation() -> None:
         for body in (chat("S", 0), chat("title", 1), chat("S", 1)):
             await exchange(running.port, http("POST", CHAT, body))
     received = [event for event in running.events if isinstance(event, RequestReceived)]
-    assert [event.divergence for event in received] == [None, None, None]
+    assert [event.difference for event in received] == [None, None, None]
     assert received[0].conversation == received[2].conversation

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstack.state import log_facts as facts
+from kvstack.state.causes import Cause
 from kvstack.state.events import (
     AnswerSeen,
+    Difference,
     Event,
     FirstByteSent,
     LogFactSeen,
@@ -36,6 +38,7 @@ TOKENS = st.sampled_from([0, 1, 4, 70, 500, 3000])
 MAYBE_TOKENS = st.none() | TOKENS
 MS = st.none() | st.sampled_from([0.0, 0.5, 70.0, 500.0])
 TIMES = st.just(1.0)
+CLOCK_CHANGED = Difference(Cause.CLOCK, "system", 3)
 
 _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "slot": st.integers(0, 2),
@@ -87,7 +90,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
         items_modified=st.just(0),
         hits=st.just(()),
         side=st.none() | st.just("title"),
-        divergence=st.none() | st.just("clock in system"),
+        difference=st.none() | st.just(CLOCK_CHANGED),
     ),
     st.builds(RequestForwarded, TIMES, NUMBERS),
     st.builds(FirstByteSent, TIMES, NUMBERS),
@@ -129,10 +132,10 @@ def request_scripts(draw: st.DrawFn, number: int) -> list[Event]:
     timed = draw(st.booleans())
     times = (new * 0.1, 8.0) if timed else (None, None)
     conversation = draw(st.sampled_from(["a", "b", None]))
-    divergence = draw(st.sampled_from([None, None, "clock in system"]))
+    difference = draw(st.sampled_from([None, None, CLOCK_CHANGED]))
     received = RequestReceived(
         1.0, number, "POST", "/x", draw(st.sampled_from(["chat", "chat", None])), None, conversation,
-        draw(st.integers(1, 6)), False, 1, 1, 1, (), None, divergence,
+        draw(st.integers(1, 6)), False, 1, 1, 1, (), None, difference,
     )  # fmt: skip
     outcome, status = draw(st.sampled_from([("done", 200), ("done", 200), ("cancelled", None), ("failed", 500)]))
     steps: list[Event] = [

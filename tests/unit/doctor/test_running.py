@@ -9,7 +9,8 @@ import pytest
 
 from kvstack.config.parse import parse_config
 from kvstack.doctor import Facts, Finding, Severity, diagnose
-from kvstack.state.events import StateChanged, WarmupEnded
+from kvstack.state.causes import Cause
+from kvstack.state.events import Difference, StateChanged, WarmupEnded
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
 from kvstack.state.verdict import VERDICTS
@@ -28,7 +29,13 @@ def test_the_most_frequent_cause_is_named_with_its_remedy() -> None:
     story = Story()
     story.turn(2900, 0, conversation="c0", how="lru")
     for number in range(1, 15):
-        story.turn(2950, 0, conversation=f"c{number}", divergence=f"id in messages[0].content @{number}", how="lru")
+        story.turn(
+            2950,
+            0,
+            conversation=f"c{number}",
+            difference=Difference(Cause.ID, "messages[0].content", number, 0),
+            how="lru",
+        )
     for items in range(2, 10):
         story.turn(2950 + items, 2940, conversation="c14", items=2 + items)
     finding = found(story)["cache-missed"]
@@ -58,7 +65,7 @@ def test_a_cache_that_works_is_no_finding(changes: int) -> None:
     story = Story()
     story.turn(2900, 0, how="lru")
     for number in range(changes):
-        story.turn(2950, 0, items=4 + number, divergence="clock in messages[0].content @6")
+        story.turn(2950, 0, items=4 + number, difference=Difference(Cause.CLOCK, "messages[0].content", 6, 0))
     for items in range(6, 16):
         story.turn(2950 + 10 * items, 2940 + 10 * items, items=items)
     assert found(story) == {}

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.diff.difference import Cause, diverge
+from kvstack.prompt.diff.difference import diverge
 from kvstack.prompt.diff.segments import common_prefix, render
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.ruleset import RuleSet
+from kvstack.state.causes import Cause
 
 CHAT = "/v1/chat/completions"
 Body = dict[str, Any]

@@ -7,6 +7,7 @@ from typing import Literal
 from kvstack.llama.log.reader import LogReader
 from kvstack.state.events import (
     AnswerSeen,
+    Difference,
     Event,
     FirstByteSent,
     LogFactSeen,
@@ -63,8 +64,7 @@ class Story:
         *,
         items: int = 2,
         side: str | None = None,
-        divergence: str | None = None,
-        behind: tuple[str, ...] = (),
+        difference: Difference | None = None,
         api: str | None = "chat",
         client: str | None = "openclaw",
     ) -> int:
@@ -88,8 +88,7 @@ class Story:
                 1,
                 (),
                 side,
-                divergence,
-                behind,
+                difference,
             )
         )
         self.emit(RequestForwarded(self.now_s, number))
@@ -198,11 +197,11 @@ class Story:
         similarity: float | None = None,
         between: str = "",
         side: str | None = None,
-        divergence: str | None = None,
+        difference: Difference | None = None,
         generated: int = 8,
     ) -> RequestRow:
         """One whole request, from the client to the end of the log."""
-        number = self.ask(conversation, items=items, side=side, divergence=divergence)
+        number = self.ask(conversation, items=items, side=side, difference=difference)
         task = self.launch(slot, how, cached / prompt if similarity is None else similarity, between=between)
         self.finish(task, prompt, cached, slot=slot, generated=generated)
         self.answer(number, prompt, cached, generated=generated)

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from kvstack.state.causes import Cause
+from kvstack.state.events import Difference
 from kvstack.state.explain import Explanation, explain
 from kvstack.state.records import RequestRow
 from kvstack.state.verdict import VERDICTS
@@ -29,7 +31,7 @@ def test_a_clock_in_the_system_prompt() -> None:
     """The difference, the server's doing, the price and the remedy are named."""
     story = Story()
     story.turn(18000, 0)
-    number = story.ask(items=4, divergence="clock in system @57,012")
+    number = story.ask(items=4, difference=Difference(Cause.CLOCK, "system", 57012))
     task = story.launch(how="lcp", similarity=0.151)
     story.log(f"slot operator(): id  0 | task {task} | forcing full prompt re-processing due to lack of cache data")
     story.finish(task, 18310, 0)
@@ -52,17 +54,17 @@ def test_what_changed_behind_the_first_difference() -> None:
     """To mend the first difference alone would not help: what else changed is told."""
     story = Story()
     story.turn(2941, 0)
-    number = story.ask(items=4, divergence="id in messages[0].content @50", behind=("clock",))
+    number = story.ask(items=4, difference=Difference(Cause.ID, "messages[0].content", 50, 0, (Cause.CLOCK,)))
     client = part(told(story, number), "What the client changed")
     assert client == "It differs from the former request: id in messages[0].content @50, and a clock behind it."
-    assert story.stack_state.to_dict()["requests"][-1]["divergence_behind"] == ["clock"]
+    assert story.stack_state.to_dict()["requests"][-1]["difference"]["behind"] == ["clock"]
 
 
 def test_an_id_at_the_very_front() -> None:
     """The id is to blame, and no warm-up is offered against it."""
     story = Story()
     story.turn(2941, 0)
-    row = story.turn(2995, 10, items=4, divergence="id in messages[0].content @3", similarity=0.003)
+    row = story.turn(2995, 10, items=4, difference=Difference(Cause.ID, "messages[0].content", 3, 0), similarity=0.003)
     found = told(story, row.id)
     assert found.verdict == "PARTIAL"
     assert "2,931 tokens were evaluated that could have been cached" in part(found, "What it cost")
@@ -77,7 +79,9 @@ def test_single_turns_whose_beginning_changes(warm: bool) -> None:
     if warm:
         story.warm(2900, boundary=2890)
     story.turn(2941, 0, conversation="c1", how="lru")
-    row = story.turn(2950, 3, conversation="c2", divergence="id in messages[0].content @6", how="lru")
+    row = story.turn(
+        2950, 3, conversation="c2", difference=Difference(Cause.ID, "messages[0].content", 6, 0), how="lru"
+    )
     found = told(story, row.id)
     assert "It is the first request of its conversation." in part(found, "The request")
     assert part(found, "What the client changed") == (
@@ -166,31 +170,29 @@ def test_restored_at_the_default_level() -> None:
 @pytest.mark.parametrize(
     ("cause", "word"),
     [
-        ("clock in system @3", "freeze"),
-        ("id in messages[3].content @20", "`drop` for this id"),
-        ("counter in system", "`tail`"),
-        ("moved block in messages[9]", "`place`"),
-        ("tools reordered", "Keep the client's tools"),
-        ("tools changed @9", "Keep the client's tools"),
-        ("old tool result changed in messages[4]", "prunes old tool results"),
-        ("decoration in messages[2]", "`sticky`"),
-        ("history edited at messages[2]", "larger window"),
-        ("window trimmed", "drops its oldest turns"),
+        (Cause.CLOCK, "freeze"),
+        (Cause.ID, "`drop` for this id"),
+        (Cause.COUNTER, "`tail`"),
+        (Cause.MOVED, "`place`"),
+        (Cause.TOOLS_REORDERED, "Keep the client's tools"),
+        (Cause.TOOLS_CHANGED, "Keep the client's tools"),
+        (Cause.RESULT_CHANGED, "prunes old tool results"),
+        (Cause.DECORATION, "`sticky`"),
+        (Cause.HISTORY_EDITED, "larger window"),
+        (Cause.TRIMMED, "drops its oldest turns"),
     ],
 )
-def test_each_class_of_cause_has_its_remedy(cause: str, word: str) -> None:
+def test_each_class_of_cause_has_its_remedy(cause: Cause, word: str) -> None:
     """The remedy follows the cause."""
-    row = RequestRow(1, 1.0, "POST", "/v1/responses", "responses", verdict="PARTIAL", cause=cause, divergence=cause)
+    difference = Difference(cause, "input[3].content", 20, 3)
+    row = RequestRow(1, 1.0, "POST", "/v1/responses", "responses", verdict="PARTIAL", difference=difference)
     assert word in part(explain(row), "What to do")
 
 
 def test_a_remedy_is_one_for_this_client() -> None:
     """A switch of OpenClaw is none for others; what stands behind the first change wants its own; no freezing alone."""
-    cause = "id in messages[0].content @9"
-    row = RequestRow(
-        1, 1.0, "POST", "/v1/chat/completions", "chat", verdict="PARTIAL", items=2, cause=cause, divergence=cause,
-        divergence_behind=("clock",),
-    )  # fmt: skip
+    difference = Difference(Cause.ID, "messages[0].content", 9, 0, (Cause.CLOCK,))
+    row = RequestRow(1, 1.0, "POST", "/v1/x", "chat", verdict="PARTIAL", items=2, difference=difference)
     told = part(explain(row), "What to do")
     assert "strip_message_ids" not in told
     assert "`drop` for this id" in told
@@ -202,12 +204,6 @@ def test_a_remedy_is_one_for_this_client() -> None:
 def test_a_client_that_left_before_anything_was_evaluated() -> None:
     """Nothing is kept, and nothing is said to be."""
     row = RequestRow(1, 1.0, "POST", "/v1/chat/completions", "chat", verdict="CANCELLED", phase="cancelled")
-    assert part(explain(row), "What to do") == ""
-
-
-def test_a_word_in_a_word_is_no_cause() -> None:
-    """`provided` holds `id` and is none."""
-    row = RequestRow(1, 1.0, "POST", "/x", "chat", verdict="PARTIAL", cause="provided text", divergence="provided text")
     assert part(explain(row), "What to do") == ""
 
 

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from kvstack.state.causes import Cause
 from kvstack.state.events import (
     AnswerSeen,
+    Difference,
     FirstByteSent,
     LogFactSeen,
     LogLineSeen,
@@ -386,7 +388,7 @@ def test_saved_and_lost_seconds() -> None:
     story = Story()
     story.turn(10000, 0)
     story.turn(10050, 9996, items=4)
-    story.turn(10100, 2000, items=6, divergence="clock in system")
+    story.turn(10100, 2000, items=6, difference=Difference(Cause.CLOCK, "system", 0))
     hit, partial = story.row(2), story.row(3)
     assert (hit.saved_s, hit.cost_s) == (pytest.approx(9.996), 0.0)
     assert (partial.saved_s, partial.cost_s) == (pytest.approx(2.0), pytest.approx(8.05))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvstack.state.events import ServerDescribed
+from kvstack.state.causes import Cause
+from kvstack.state.events import Difference, ServerDescribed
 from kvstack.state.verdict import VERDICTS
 from tests.unit.state.story import Story
 
@@ -40,7 +41,7 @@ def test_partial_with_the_proxys_cause() -> None:
     """The client changed something early: the proxy says what, the tokens that were lost are counted."""
     story = Story()
     story.turn(2941, 0)
-    row = story.turn(2995, 395, items=4, divergence="id in system @1,514", similarity=0.132)
+    row = story.turn(2995, 395, items=4, difference=Difference(Cause.ID, "system", 1514), similarity=0.132)
     assert (row.verdict, row.cause, row.lost_tokens) == ("PARTIAL", "id in system @1,514", 2941 - 395)
     assert row.cost_s == pytest.approx((2941 - 395) / 1000)
 
@@ -49,7 +50,7 @@ def test_partial_on_a_hybrid_model_that_kept_nothing() -> None:
     """Where the change lost more than the missing checkpoint, the change is the cause, though nothing was kept."""
     story = Story()
     story.turn(2941, 0)
-    number = story.ask(items=4, divergence="clock in system @57,012")
+    number = story.ask(items=4, difference=Difference(Cause.CLOCK, "system", 57012))
     task = story.launch(how="lcp", similarity=0.132)
     story.log(FORCED.format(task=task))
     story.finish(task, 2995, 0)
@@ -65,8 +66,10 @@ def test_partial_of_a_conversation_that_is_not_recognised_any_more() -> None:
     """A changed system prompt breaks the conversation's identity; the proxy's word is enough."""
     story = Story()
     story.turn(2941, 0, conversation="c1")
-    row = story.turn(2995, 395, conversation="c2", items=4, divergence="id in system", similarity=0.132)
-    assert (row.verdict, row.cause, row.lost_tokens) == ("PARTIAL", "id in system", 2941 - 395)
+    row = story.turn(
+        2995, 395, conversation="c2", items=4, difference=Difference(Cause.ID, "system", 0), similarity=0.132
+    )
+    assert (row.verdict, row.cause, row.lost_tokens) == ("PARTIAL", "id in system @0", 2941 - 395)
 
 
 @pytest.mark.parametrize("cached", [0, 10, 395])
@@ -76,7 +79,9 @@ def test_single_turns_whose_beginning_changes(cached: int) -> None:
     first = story.turn(2941, 0, how="lru")
     assert (first.verdict, first.cause) == ("COLD", "first request of its conversation")
     for number in (2, 3):
-        row = story.turn(2950, cached, conversation=f"c{number}", divergence="id in messages[0].content @6")
+        row = story.turn(
+            2950, cached, conversation=f"c{number}", difference=Difference(Cause.ID, "messages[0].content", 6, 0)
+        )
         assert (row.verdict, row.cause) == ("PARTIAL", "id in messages[0].content @6")
         assert row.lost_tokens is not None
         assert 2941 - cached <= row.lost_tokens <= 2950 - cached  # (what the slot held is all that could be reused)
@@ -87,7 +92,9 @@ def test_a_change_behind_the_warm_part_is_no_loss(cached: int, verdict: str) -> 
     """A first request that found half of its prompt is warm, whatever changed behind that."""
     story = Story()
     story.turn(2941, 0, how="lru")
-    row = story.turn(2950, cached, conversation="c2", divergence="clock in messages[0].content @9,000")
+    row = story.turn(
+        2950, cached, conversation="c2", difference=Difference(Cause.CLOCK, "messages[0].content", 9000, 0)
+    )
     assert (row.verdict, row.cause) == (verdict, None)
 
 
@@ -96,9 +103,13 @@ def test_the_first_request_of_a_server_is_not_compared_with_what_another_one_had
     story = Story()
     story.turn(2941, 0, how="lru")
     story.spawn()
-    row = story.turn(2950, 0, conversation="c2", divergence="id in messages[0].content @6", how="lru")
+    row = story.turn(
+        2950, 0, conversation="c2", difference=Difference(Cause.ID, "messages[0].content", 6, 0), how="lru"
+    )
     assert (row.verdict, row.cause) == ("COLD", "first request of its conversation")
-    row = story.turn(2950, 0, conversation="c3", divergence="id in messages[0].content @6", how="lru")
+    row = story.turn(
+        2950, 0, conversation="c3", difference=Difference(Cause.ID, "messages[0].content", 6, 0), how="lru"
+    )
     assert (row.verdict, row.cause) == ("PARTIAL", "id in messages[0].content @6")
 
 
@@ -329,7 +340,9 @@ def test_only_the_last_message_differs_and_the_proxy_saw_it() -> None:
     """The same with the proxy's word: a difference in the newest turn is no loss."""
     story = Story()
     story.turn(3164, 0, items=4)
-    row = story.turn(3164, 2887, items=4, similarity=0.915, divergence="history edited in messages[3].content @0")
+    row = story.turn(
+        3164, 2887, items=4, similarity=0.915, difference=Difference(Cause.HISTORY_EDITED, "messages[3].content", 0, 3)
+    )
     assert (row.verdict, row.cause) == ("HIT", None)
 
 
@@ -338,13 +351,13 @@ def test_evicted_although_a_block_far_down_changed() -> None:
     story = Story()
     story.turn(4787, 0, conversation="main", items=8)
     story.turn(446, 10, conversation="title", side="title", how="lru")
-    late = "decoration in messages[7].content @12"
-    row = story.turn(4837, 12, conversation="main", items=10, how="lru", divergence=late)
+    late = Difference(Cause.DECORATION, "messages[7].content", 12, 7)
+    row = story.turn(4837, 12, conversation="main", items=10, how="lru", difference=late)
     assert (row.verdict, row.cause) == ("EVICTED", "by request 2 (title)")
     story.turn(446, 10, conversation="title", side="title", how="lru")
-    early = "clock in messages[0].content @57,012"
-    row = story.turn(4880, 12, conversation="main", items=12, how="lru", divergence=early)
-    assert (row.verdict, row.cause) == ("PARTIAL", early)
+    early = Difference(Cause.CLOCK, "messages[0].content", 57012, 0)
+    row = story.turn(4880, 12, conversation="main", items=12, how="lru", difference=early)
+    assert (row.verdict, row.cause) == ("PARTIAL", str(early))
 
 
 def test_an_old_message_differs() -> None:
@@ -505,7 +518,9 @@ def test_a_change_at_the_very_front(cached: int) -> None:
     """It is the cause, whether the template's first words were kept or not."""
     story = Story()
     story.turn(2941, 0)
-    row = story.turn(2995, cached, items=4, divergence="id in messages[0].content @3", how="lcp", similarity=0.003)
+    row = story.turn(
+        2995, cached, items=4, difference=Difference(Cause.ID, "messages[0].content", 3, 0), how="lcp", similarity=0.003
+    )
     assert (row.verdict, row.cause) == ("PARTIAL", "id in messages[0].content @3")
     assert row.lost_tokens == 2941 - cached
 
@@ -515,7 +530,7 @@ def test_a_change_after_a_restart_is_not_its_cause() -> None:
     story = Story()
     story.turn(3000, 0)
     story.spawn()
-    row = story.turn(3100, 0, items=4, how="lru", divergence="clock in system @57,012")
+    row = story.turn(3100, 0, items=4, how="lru", difference=Difference(Cause.CLOCK, "system", 57012))
     assert (row.verdict, row.cause) == ("COLD", "the server was restarted")
 
 
@@ -524,6 +539,6 @@ def test_an_edited_turn_of_a_conversation_that_lost_its_slot() -> None:
     story = Story()
     story.turn(4787, 0, conversation="main", items=8)
     story.turn(446, 10, conversation="title", side="title", how="lru")
-    edit = "history edited in messages[5].content @12"
-    row = story.turn(4790, 12, conversation="main", items=8, how="lru", divergence=edit)
+    edit = Difference(Cause.HISTORY_EDITED, "messages[5].content", 12, 5)
+    row = story.turn(4790, 12, conversation="main", items=8, how="lru", difference=edit)
     assert row.verdict == "EVICTED"

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.diff.difference import Cause, diverge
+from kvstack.prompt.diff.difference import diverge
 from kvstack.prompt.diff.segments import common_prefix, render
+from kvstack.state.causes import Cause
 
 CHAT = "/v1/chat/completions"
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from kvstack.prompt.diff.difference import Cause, Divergence
+from kvstack.prompt.diff.difference import Divergence
 from kvstack.prompt.diff.previous import FormerRequests
+from kvstack.state.causes import Cause
 
 PATH = "/v1/chat/completions"
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.diff.difference import Cause
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.recording import Recorded, read_recording
 from kvstack.prompt.report.replay import ReplayResult, try_requests, unmatched_rules
 from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.prompt.rules.trace import Trace
+from kvstack.state.causes import Cause
 from tests.golden.rules.corpus import load, names
 
 CLOCK = RulePatch(name="mine.clock", where="system", pattern=("Current time: [[{date} {time}]]",), action="freeze")

@@ -15,7 +15,7 @@ DATA: dict[str, Any] = {
         "headline": "The request failed.",
         "parts": [{"title": "What went wrong", "sentences": ["The client got HTTP 500: \x1b[2Jbad\x07 words."]}],
     },
-    "request": {"id": 3, "divergence": None},
+    "request": {"id": 3, "difference": None},
 }
 
 
@@ -27,12 +27,15 @@ def test_words_of_a_server_move_no_cursor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("divergence", "words"),
-    [(None, "no difference from a former request was found"), ("clock in system @7", "not remembered any more")],
+    ("difference", "words"),
+    [
+        (None, "no difference from a former request was found"),
+        ({"cause": "clock", "path": "system", "offset": 7}, "not remembered any more"),
+    ],
 )
-def test_without_a_text_that_is_said(divergence: str | None, words: str) -> None:
+def test_without_a_text_that_is_said(difference: dict[str, object] | None, words: str) -> None:
     """Who asks for the text and gets none is told so; who does not ask is not."""
-    data = {**DATA, "request": {"id": 3, "divergence": divergence}}
+    data = {**DATA, "request": {"id": 3, "difference": difference}}
     assert words in _text(data, show_text=True)
     assert words not in _text(data)
 
