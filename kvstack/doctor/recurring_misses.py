@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvstack.state.assessment import is_next_to_nothing
+from kvstack.state.causes import Cause
 from kvstack.state.records import RequestRow
-from kvstack.state.verdict import is_next_to_nothing
-
-_SAY_NOTHING = frozenset({None, "CANCELLED", "UNKNOWN", "FAILED"})
-_GOOD = frozenset({"HIT", "WARM", "RESTORED"})
+from kvstack.state.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +18,16 @@ class Habit:
 
     Attributes:
         verdict: The verdict of these requests.
-        place: What the client changes and where, without the offset; None if it is not the client's doing.
+        cause: What the client changes; None if it is not the client's doing.
+        path: Where.
         times: How many requests.
         lost_tokens: What they lost in all.
         newest: The last of them.
     """
 
-    verdict: str
-    place: str | None
+    verdict: Verdict
+    cause: Cause | None
+    path: str | None
     times: int
     lost_tokens: int
     newest: RequestRow
@@ -34,7 +35,11 @@ class Habit:
 
 def judged_rows(rows: Iterable[RequestRow]) -> list[RequestRow]:
     """The requests that say something of the cache; side requests (titles, memory) only if there is nothing else."""
-    judged = [row for row in rows if row.api is not None and row.verdict not in _SAY_NOTHING and row.prompt_tokens]
+    judged = [
+        row
+        for row in rows
+        if row.api is not None and row.verdict is not None and row.verdict.info.concerns_cache and row.prompt_tokens
+    ]
     return [row for row in judged if row.side is None] or judged
 
 
@@ -44,17 +49,17 @@ def habits(rows: Iterable[RequestRow]) -> list[Habit]:
 
     Once is no habit.
     """
-    grouped: dict[tuple[str, str | None], list[RequestRow]] = {}
+    grouped: dict[tuple[Verdict, Cause | None, str | None], list[RequestRow]] = {}
     for row in judged_rows(rows):
         nothing = is_next_to_nothing(row.cached_tokens or 0, row.prompt_tokens or 0)
-        if row.verdict is None or row.verdict in _GOOD or not (row.lost_tokens or nothing):
+        if row.verdict is None or row.verdict.info.level == "good" or not (row.lost_tokens or nothing):
             continue
-        change = row.difference if row.verdict == "PARTIAL" else None
-        place = f"{change.cause} in {change.path}" if change is not None else None
-        grouped.setdefault((row.verdict, place), []).append(row)
+        change = row.difference if row.verdict is Verdict.PARTIAL else None
+        place = (None, None) if change is None else (change.cause, change.path)
+        grouped.setdefault((row.verdict, *place), []).append(row)
     found = [
-        Habit(verdict, place, len(group), sum(row.lost_tokens or 0 for row in group), group[-1])
-        for (verdict, place), group in grouped.items()
+        Habit(verdict, cause, path, len(group), sum(row.lost_tokens or 0 for row in group), group[-1])
+        for (verdict, cause, path), group in grouped.items()
         if len(group) > 1
     ]
     return sorted(found, key=lambda habit: (-habit.times, -habit.lost_tokens))

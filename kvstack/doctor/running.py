@@ -14,16 +14,6 @@ from kvstack.state.lifecycle import State
 MISSED_FROM_RATIO = 0.25
 """Part of the requests that has to share one cause before it is called a habit of the stack."""
 
-_CAUSES = {
-    "PARTIAL": "their prompts begin otherwise than what was cached",
-    "COLD": "nothing like them was in the cache",
-    "EVICTED": "their conversation had lost its slot to another one",
-    "REPROCESS": "the server could not keep what matched",
-    "TEMPLATE": "the chat template renders older turns anew",
-    "TRUNCATED": "the context was full",
-}
-"""What the verdicts mean where it is not the client's doing."""
-
 
 def unreachable(facts: Facts) -> Iterator[Finding]:
     """Nobody answers at the address that is attached to."""
@@ -85,7 +75,7 @@ def reuse(facts: Facts) -> Iterator[Finding]:
     if not found or found[0].times < MISSED_FROM_RATIO * len(rows):
         return
     habit = found[0]
-    cause = habit.place or _CAUSES[habit.verdict]
+    cause = habit.verdict.info.recurring if habit.cause is None else f"{habit.cause} in {habit.path}"
     cached, prompt = sum(row.cached_tokens or 0 for row in rows), sum(row.prompt_tokens or 0 for row in rows)
     yield Finding(
         "cache-missed",

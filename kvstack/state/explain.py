@@ -13,6 +13,7 @@ from typing import Any
 from kvstack.state.causes import Cause
 from kvstack.state.events import Difference
 from kvstack.state.records import RequestRow, TaskView
+from kvstack.state.verdict import REASONS, ReasonKind, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +43,6 @@ class Explanation:
         }
 
 
-_HEADLINES = {
-    "HIT": "The cache worked: only what is new was evaluated.",
-    "WARM": "The cache worked: a new conversation found its prefix evaluated already.",
-    "RESTORED": "The cache worked: the conversation came back from the RAM cache.",
-    "PARTIAL": "The prompt leaves early what was in the cache: the rest had to be evaluated.",
-    "COLD": "Nothing of this prompt came from the cache.",
-    "EVICTED": "The conversation had lost its place in the cache.",
-    "REPROCESS": "The server found the prompt's beginning, but could not keep it.",
-    "TEMPLATE": "The client only added to the conversation, but the rendered prompt changed further up.",
-    "TRUNCATED": "The context was full.",
-    "CANCELLED": "The client left before the answer was whole.",
-    "FAILED": "The request failed.",
-    "UNKNOWN": "Neither the answer nor the log told what was cached.",
-}
-
-
-# The proxy's classes of change, and what helps against each.
 def explain(
     row: RequestRow,
     before: RequestRow | None = None,
@@ -91,13 +75,33 @@ def explain(
 def _headline(row: RequestRow) -> str:
     if row.verdict is None:
         return "The request is still running."
-    if row.verdict == "RESTORED" and _begins(row):
+    if row.verdict is Verdict.RESTORED and _begins(row):
         return "The cache worked: a former prompt that begins like this one came back from the RAM cache."
-    if row.verdict == "PARTIAL" and row.cached_tokens == 0:
+    if row.verdict is Verdict.PARTIAL and row.cached_tokens == 0:
         return "The prompt leaves what was in the cache so early that nothing of it could be used."
-    if row.verdict == "COLD" and row.cached_tokens:
+    if row.verdict is Verdict.COLD and row.cached_tokens:
         return "Next to nothing of this prompt came from the cache."  # (what every chat begins with)
-    return _HEADLINES.get(row.verdict, row.verdict)
+    return row.verdict.info.headline
+
+
+def reason_words(row: RequestRow) -> str | None:
+    """The reason of a request's verdict in a few words; None where the verdict needs none."""
+    if row.verdict is Verdict.FAILED:
+        return row.error or (f"HTTP {row.status}" if row.status is not None else None)
+    reason = row.reason
+    if reason is None:
+        return None
+    return REASONS[reason.kind].format(
+        difference=row.difference,
+        matched=reason.matched_tokens or 0,
+        kept=reason.kept_tokens or 0,
+        request=reason.request,
+        client=reason.client,
+    )
+
+
+def _was_restarted(row: RequestRow) -> bool:
+    return row.reason is not None and row.reason.kind is ReasonKind.SERVER_RESTARTED
 
 
 def _begins(row: RequestRow) -> bool:
@@ -115,7 +119,7 @@ def _request(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
         yield f"It continues the conversation of request {row.before}, which is not remembered any more."
     elif row.repeats:
         yield "It repeats or edits a turn of a conversation that is known."
-    elif row.verdict in {"HIT", "RESTORED"}:
+    elif row.verdict in {Verdict.HIT, Verdict.RESTORED}:
         # The same first turn once more begins a conversation, as far as anybody can tell: but not for the cache.
         yield "Its prompt begins like one that was evaluated before."
     elif row.conversation is not None:
@@ -167,11 +171,11 @@ def _behind(row: RequestRow) -> str:
 
 
 def _restart(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
-    if row.verdict == "FAILED":
+    if row.verdict is Verdict.FAILED:
         return
     if before is not None and before.run < row.run:
         yield f"The llama-server was started anew after request {before.id}, and its cache was empty then."
-    elif row.cause == "the server was restarted":
+    elif _was_restarted(row):
         yield "The llama-server was started anew, and its cache was empty then."
 
 
@@ -234,7 +238,7 @@ def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]
         yield "It found a better beginning in the RAM cache and put that into the slot."
     elif task.how == "lru" and said:
         yield "It looked for a better beginning in the RAM cache and found none."
-    elif row.verdict == "RESTORED":
+    elif row.verdict is Verdict.RESTORED:
         yield "So much cached can only have come from the RAM cache; this log level does not say it."
 
 
@@ -243,16 +247,16 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
         yield f"The cache saved {_seconds(row.saved_s)} of prefill."
     if row.lost_tokens:
         spent = f", which took {_seconds(row.cost_s)}" if row.cost_s is not None else ""
-        if row.verdict == "COLD":
+        if row.verdict is Verdict.COLD:
             yield f"{_tokens(row.lost_tokens)} were evaluated{spent}."
             if row.warm_tokens is None:
                 yield "A warm-up does that beforehand for what requests share."
-        elif row.verdict == "PARTIAL" and _begins(row):
+        elif row.verdict is Verdict.PARTIAL and _begins(row):
             # It shares a prefix with others at best: how long that could be nobody knows exactly.
             yield f"Up to {_tokens(row.lost_tokens)} were evaluated that could have been cached{spent}."
         else:
             yield f"{_tokens(row.lost_tokens)} were evaluated that could have been cached{spent}."
-    elif row.verdict == "PARTIAL" and row.evaluated_tokens:
+    elif row.verdict is Verdict.PARTIAL and row.evaluated_tokens:
         yield "As far as is known, none of what was evaluated had been in the cache."
     yield from _waiting(row)
     if row.saved_s and row.cached_tokens:
@@ -265,7 +269,7 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
 def _waiting(row: RequestRow) -> Iterator[str]:
     whole = None if row.duration_ms is None else _seconds(row.duration_ms / 1000)
     first = None if row.ttft_ms is None else _seconds(row.ttft_ms / 1000)
-    if row.phase in {"failed", "cancelled"} or row.verdict == "FAILED":
+    if row.phase in {"failed", "cancelled"} or row.verdict is Verdict.FAILED:
         if first is not None:
             yield f"The first token came after {first}."
         if whole is not None:
@@ -284,8 +288,10 @@ def advice(row: RequestRow) -> tuple[str, ...]:
 
 
 def _advice(row: RequestRow, log: str) -> Iterator[str]:
+    if row.verdict is not None:
+        yield from row.verdict.info.advice
     match row.verdict:
-        case "PARTIAL":
+        case Verdict.PARTIAL:
             if row.difference is not None:
                 yield from _against_change(row, row.difference)
             elif row.warm_tokens and _begins(row):
@@ -295,7 +301,7 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
                 )
             else:
                 yield "Warm up with a recording of this client (warmup.request_file): its system prompt and tools."
-        case "COLD":
+        case Verdict.COLD:
             if row.warm_tokens:
                 lost = "" if row.work is not None else ", or that had lost its place by then"
                 yield (
@@ -307,30 +313,15 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
                     "What had been warmed up had lost its slot to other conversations by then: `kvstack warmup`"
                     " evaluates it again, and more room for the RAM cache (server.cache_ram_mib) keeps it."
                 )
-            elif row.cause == "the server was restarted":
+            elif _was_restarted(row):
                 yield "The cache dies with the server; warming up with warmup.request_file brings the prefix back."
             else:
                 yield "Set warmup.request_file (or warmup.system_prompt), so that the prefix is evaluated at the start."
-        case "EVICTED":
-            yield "Give the RAM cache room (server.cache_ram_mib): then a conversation that lost its slot comes back."
-            yield "Or keep two conversations apart with server.parallel = 2, if memory allows."
-        case "REPROCESS":
-            yield "This model's state cannot be cut: it needs a checkpoint before the point where the prompts part."
-            yield "Raise server.ctx_checkpoints, leave server.checkpoint_min_step alone; newer builds keep more."
-        case "TEMPLATE":
-            yield (
-                "The chat template renders older turns anew, often without their reasoning:"
-                " try `--reasoning-preserve` in server.extra_args if this build has it."
-            )
-        case "TRUNCATED":
-            yield "Raise server.ctx_size, lower server.parallel, or let the client compact its history earlier."
-        case "CANCELLED":
+        case Verdict.CANCELLED:
             if row.evaluated_tokens or row.work is not None:
                 yield "What was evaluated is kept: the same request goes on from there."
-        case "FAILED":
+        case Verdict.FAILED:
             yield from _after_failure(row, log)
-        case "UNKNOWN":
-            yield "Let the client ask for usage (stream_options.include_usage), or raise server.log_verbosity."
         case _:
             pass
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvstack.state.events import AnswerSeen, Difference
+from kvstack.state.verdict import Reason, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,10 @@ class RequestRow:
     processed_tokens: int | None = None
     """Of a running prefill: tokens of the prompt that are in the slot, reused ones included."""
     prefill_tokens_per_s: float | None = None
-    verdict: str | None = None
+    verdict: Verdict | None = None
     """None while the request runs."""
-    cause: str | None = None
-    """Why, in a few words, where a verdict needs it."""
+    reason: Reason | None = None
+    """Why, where a verdict needs it."""
     lost_tokens: int | None = None
     """Tokens that were evaluated though they had been in the cache, or should have been."""
     cost_s: float | None = None

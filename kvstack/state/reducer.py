@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from kvstack.state import log_facts as facts
-from kvstack.state.assessment import has_log, judged
+from kvstack.state.assessment import has_log, judged, warm_tokens
 from kvstack.state.attribution import Join, begin_warmup, claim_warmup, end_warmup, measured, settle, step_warmup
 from kvstack.state.events import (
     AnswerSeen,
@@ -34,7 +34,6 @@ from kvstack.state.events import (
     WarmupStarted,
     WarmupStepped,
 )
-from kvstack.state.holders import warm_tokens
 from kvstack.state.lifecycle import State
 from kvstack.state.logfold import fold
 from kvstack.state.records import (
@@ -46,6 +45,7 @@ from kvstack.state.records import (
 from kvstack.state.serverfacts import note_fact
 from kvstack.state.stack_state import WITHOUT_SERVER, StackState, add_notice
 from kvstack.state.totals import account, add_seconds, is_late
+from kvstack.state.verdict import Verdict
 
 REQUESTS_KEPT = 100
 """Requests that a Snapshot remembers, newest last."""
@@ -196,7 +196,7 @@ def _received(stack_state: StackState, event: RequestReceived) -> StackState:
         for row in stack_state.requests
         if event.conversation is not None
         and (row.conversation, row.side) == (event.conversation, event.side)
-        and row.verdict != "FAILED"
+        and row.verdict is not Verdict.FAILED
     ]
     before = next((row.id for row in reversed(former) if row.items < event.items), None)
     hits: Counter[str] = Counter()

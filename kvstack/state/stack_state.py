@@ -242,7 +242,7 @@ def _row_dict(row: RequestRow) -> dict[str, Any]:
         "task": row.task,
         "processed_tokens": row.processed_tokens,
         "verdict": row.verdict,
-        "cause": row.cause,
+        "reason": None if row.reason is None else asdict(row.reason),
         "lost_tokens": row.lost_tokens,
         "cost_s": row.cost_s,
         "saved_s": row.saved_s,

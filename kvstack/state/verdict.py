@@ -1,363 +1,198 @@
-"""
-One verdict per request: what the cache did for it, and why.
-
-The answer's own figures are the truth about reuse.  The log explains them, the proxy names the cause.  LCP similarity
-is a prediction that the server made before it knew whether it could keep what matched: it never makes a verdict, it
-only tells how much would have been there.
-
-Judged by tokens.  *Prompt* = *cached* + *evaluated*.  *Expected* is what should have been cached: the prompt of the
-conversation's former request (its answer may be rendered anew), or, where no conversation is known, the former prompt
-on the same slot.
-
-| verdict | when |
-| --- | --- |
-| HIT | cached >= expected - 64: what was evaluated is about what is new |
-| WARM | a conversation's first request that found its prefix cached: what the warm-up evaluated, or half the prompt |
-| RESTORED | as one of these, out of the RAM cache |
-| COLD | next to nothing was cached, nothing of it was expected to be, and no slot was alike |
-| PARTIAL | the prompt left the former one early: the client changed something |
-| REPROCESS | more matched than was kept: the server had no checkpoint where the prompts part |
-| EVICTED | the prompt extends the former one, but another conversation took the slot |
-| TEMPLATE | the body extends the former one, in the same slot, but the rendered prompt does not |
-| TRUNCATED | the context was full: the prompt was cut, shifted, or the answer ended there |
-| CANCELLED | the client left |
-| FAILED | the answer is an error, also one in the middle of a stream |
-| UNKNOWN | neither the answer nor the log told what was cached |
-"""
+"""The verdicts: what the cache did for a request.  One table says what is known of each, another names the reasons."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
 
-from kvstack.state.events import Difference
-from kvstack.state.records import RequestRow, TaskView
+Level = Literal["good", "warn", "bad", "idle"]
+"""How good a verdict is; `idle` says nothing of the cache."""
 
-SLACK_TOKENS = 64
-"""Cached tokens may fall short of what was expected by so many: a template's tail, a checkpoint before the end."""
 
-_BOUNDARY_SLACK_TOKENS = 4
+class Verdict(StrEnum):
+    """What the cache did for one request."""
 
-_RETRY_TOKENS = 8
-"""The same prompt once more costs 1 token (dense), 4 (hybrid) or 5 (sliding window)."""
+    HIT = "HIT"
+    PARTIAL = "PARTIAL"
+    COLD = "COLD"
+    WARM = "WARM"
+    RESTORED = "RESTORED"
+    EVICTED = "EVICTED"
+    REPROCESS = "REPROCESS"
+    TEMPLATE = "TEMPLATE"
+    TRUNCATED = "TRUNCATED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    UNKNOWN = "UNKNOWN"
 
-_THRESHOLD_RATIO = 0.1
-"""llama-server's default of `--slot-prompt-similarity`."""
-
-VERDICTS = (
-    "HIT",
-    "PARTIAL",
-    "COLD",
-    "WARM",
-    "RESTORED",
-    "EVICTED",
-    "REPROCESS",
-    "TEMPLATE",
-    "TRUNCATED",
-    "CANCELLED",
-    "FAILED",
-    "UNKNOWN",
-)
+    @property
+    def info(self) -> VerdictInfo:
+        """Its row of the table."""
+        return VERDICTS[self]
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """A verdict, its cause in a few words, and how many tokens were evaluated in vain."""
-
-    verdict: str
-    cause: str | None = None
-    lost_tokens: int | None = None
-
-
-def judge(
-    row: RequestRow,
-    task: TaskView | None,
-    before: RequestRow | None,
-    *,
-    slot_taken_by: str | None = None,
-    boundary_tokens: int | None = None,
-    log_is_read: bool = False,
-    begins_run: bool = False,
-    threshold_ratio: float | None = None,
-) -> Judgement:
+class VerdictInfo:
     """
-    Judge a request that is over.
+    What is known of a verdict.
 
-    Args:
-        row: The request, its figures composed of answer and log.
-        task: Its task on the server, if it is known.
-        before: The conversation's former request, if that is remembered.
-        slot_taken_by: Who used the slot of *before* last, if that was somebody else.
-        boundary_tokens: What the warm-up made warm: the end of the system and tools block.
-        log_is_read: Whether the server's log is there at all; it is not for a server that is only attached to.
-        begins_run: Whether it was the server's first request: nothing that was sent before could be cached.
-        threshold_ratio: The `--slot-prompt-similarity` in force: a slot that is more alike is chosen for that, not by
-            age.  None if nobody said.
+    Attributes:
+        when: When it is given.
+        headline: Its meaning for one request, in a sentence.
+        level: How good it is.
+        recurring: What requests that keep getting it have in common, as a clause; None where that is no fault.
+        advice: What to do, whatever the reason; `kvstack.state.explain` adds what depends on the request.
     """
-    if row.phase == "cancelled":
-        return Judgement("CANCELLED", "the client left")
-    if row.phase == "failed" or row.error is not None or (row.status or 200) >= 400:
-        return Judgement("FAILED", row.error or (f"HTTP {row.status}" if row.status is not None else None))
-    prompt, cached, evaluated = row.prompt_tokens, row.cached_tokens, row.evaluated_tokens
-    if prompt is None or cached is None or evaluated is None:
-        return Judgement("UNKNOWN", "no figures in the answer" if not log_is_read else "no figures in answer and log")
-    if task is not None and (task.truncated or task.shifted_tokens):
-        return Judgement("TRUNCATED", "the context is full")
-    reuse = _Reuse(row, task, before, prompt, cached, evaluated, begins_run, threshold_ratio or _THRESHOLD_RATIO)
-    return _judge_reuse(reuse, slot_taken_by, boundary_tokens, log_is_read=log_is_read)
+
+    when: str
+    headline: str
+    level: Level
+    recurring: str | None = None
+    advice: tuple[str, ...] = ()
+
+    @property
+    def concerns_cache(self) -> bool:
+        """Whether it says how the cache did."""
+        return self.level == "good" or self.recurring is not None
 
 
-def is_next_to_nothing(cached_tokens: int, prompt_tokens: int) -> bool:
-    """
-    Whether so few tokens came from the cache that they say nothing: every chat begins with the same few of a template.
-    """
-    return cached_tokens < max(1.0, min(32.0, prompt_tokens / 4))
+VERDICTS: Mapping[Verdict, VerdictInfo] = {
+    Verdict.HIT: VerdictInfo(
+        "cached >= expected - 64: what was evaluated is about what is new",
+        "The cache worked: only what is new was evaluated.",
+        "good",
+    ),
+    Verdict.WARM: VerdictInfo(
+        "a conversation's first request that found its prefix cached: what the warm-up evaluated, or half the prompt",
+        "The cache worked: a new conversation found its prefix evaluated already.",
+        "good",
+    ),
+    Verdict.RESTORED: VerdictInfo(
+        "as one of these, out of the RAM cache",
+        "The cache worked: the conversation came back from the RAM cache.",
+        "good",
+    ),
+    Verdict.COLD: VerdictInfo(
+        "next to nothing was cached, nothing of it was expected to be, and no slot was alike",
+        "Nothing of this prompt came from the cache.",
+        "warn",
+        "nothing like them was in the cache",
+    ),
+    Verdict.PARTIAL: VerdictInfo(
+        "the prompt left the former one early: the client changed something",
+        "The prompt leaves early what was in the cache: the rest had to be evaluated.",
+        "warn",
+        "their prompts begin otherwise than what was cached",
+    ),
+    Verdict.REPROCESS: VerdictInfo(
+        "more matched than was kept: the server had no checkpoint where the prompts part",
+        "The server found the prompt's beginning, but could not keep it.",
+        "bad",
+        "the server could not keep what matched",
+        (
+            "This model's state cannot be cut: it needs a checkpoint before the point where the prompts part.",
+            "Raise server.ctx_checkpoints, leave server.checkpoint_min_step alone; newer builds keep more.",
+        ),
+    ),
+    Verdict.EVICTED: VerdictInfo(
+        "the prompt extends the former one, but another conversation took the slot",
+        "The conversation had lost its place in the cache.",
+        "bad",
+        "their conversation had lost its slot to another one",
+        (
+            "Give the RAM cache room (server.cache_ram_mib): then a conversation that lost its slot comes back.",
+            "Or keep two conversations apart with server.parallel = 2, if memory allows.",
+        ),
+    ),
+    Verdict.TEMPLATE: VerdictInfo(
+        "the body extends the former one, in the same slot, but the rendered prompt does not",
+        "The client only added to the conversation, but the rendered prompt changed further up.",
+        "bad",
+        "the chat template renders older turns anew",
+        (
+            "The chat template renders older turns anew, often without their reasoning:"
+            " try `--reasoning-preserve` in server.extra_args if this build has it.",
+        ),
+    ),
+    Verdict.TRUNCATED: VerdictInfo(
+        "the context was full: the prompt was cut, shifted, or the answer ended there",
+        "The context was full.",
+        "warn",
+        "the context was full",
+        ("Raise server.ctx_size, lower server.parallel, or let the client compact its history earlier.",),
+    ),
+    Verdict.CANCELLED: VerdictInfo("the client left", "The client left before the answer was whole.", "idle"),
+    Verdict.FAILED: VerdictInfo(
+        "the answer is an error, also one in the middle of a stream", "The request failed.", "bad"
+    ),
+    Verdict.UNKNOWN: VerdictInfo(
+        "neither the answer nor the log told what was cached",
+        "Neither the answer nor the log told what was cached.",
+        "idle",
+        advice=("Let the client ask for usage (stream_options.include_usage), or raise server.log_verbosity.",),
+    ),
+}
+"""The one table of verdicts."""
+
+
+class ReasonKind(StrEnum):
+    """Why a request got its verdict."""
+
+    CLIENT_LEFT = "client left"
+    CLIENT_CHANGED = "client changed"
+    EARLIER_TURN_CHANGED = "earlier turn changed"
+    CONTEXT_FULL = "context full"
+    NO_FIGURES_IN_ANSWER = "no figures in answer"
+    NO_FIGURES = "no figures"
+    NO_CHECKPOINT = "no checkpoint"
+    NOT_KEPT = "not kept"
+    SHORT_MATCH = "short match"
+    NOT_IN_CACHE = "not in cache"
+    RENDERED_ANEW = "rendered anew"
+    SERVER_RESTARTED = "server restarted"
+    OTHER_PROMPT_WARMED = "other prompt warmed"
+    FIRST_REQUEST = "first request"
+    NOTHING_ALIKE = "nothing alike"
+    SLOT_LOST = "slot lost"
+    SLOT_LOST_TO_REQUEST = "slot lost to request"
+    SLOT_LOST_TO_WARMUP = "slot lost to warm-up"
+    SLOT_LOST_TO_BYPASS = "slot lost to bypass"
 
 
 @dataclass(frozen=True, slots=True)
-class _Reuse:
-    """What is known about the reuse of one request; tokens throughout."""
+class Reason:
+    """Why a request got its verdict, with the figures that belong to it."""
 
-    row: RequestRow
-    task: TaskView | None
-    before: RequestRow | None
-    prompt: int
-    cached: int
-    evaluated: int
-    begins_run: bool
-    threshold_ratio: float
-
-    @property
-    def begins(self) -> bool:
-        """Whether it is the first request of its conversation, as far as anybody knows."""
-        return self.before is None and not self.row.repeats
-
-    @property
-    def is_nothing(self) -> bool:
-        return is_next_to_nothing(self.cached, self.prompt)
-
-    @property
-    def is_like_nothing(self) -> bool:
-        # A hybrid model may keep nothing of what matched: that is no strange prompt.
-        return self.is_nothing and (self.matched or 0) <= SLACK_TOKENS
-
-    @property
-    def matched(self) -> int | None:
-        """What the server found equal before it decided, or None if it did not say."""
-        task = self.task
-        if task is None:
-            return None
-        if task.ram_hit:
-            ratio = task.ram_similarity_ratio
-            return None if ratio is None else round(ratio * self.prompt)
-        if task.lcp_tokens is not None:
-            return min(task.lcp_tokens, self.prompt)
-        if task.similarity_ratio is not None:
-            return round(task.similarity_ratio * self.prompt)
-        return None
-
-    @property
-    def unkept(self) -> int:
-        """What provably could have been cached and was not: tokens that the server found equal and did not keep."""
-        return max((self.matched or 0) - self.cached, 0)
-
-    @property
-    def differs_in_last_item(self) -> bool:
-        difference = self.row.difference
-        return difference is not None and not difference.is_in_head and difference.item == self.row.items - 1
-
-    @property
-    def is_from_ram(self) -> bool:
-        task = self.task
-        if task is None or self.is_nothing:
-            return False
-        if task.ram_hit:
-            return True
-        if task.how != "lru" or task.similarity_ratio is not None:
-            return False  # the log tells of the RAM cache
-        # Builds that tell of the RAM cache only at trace level: no slot was alike by more than the threshold, and yet
-        # much was cached.  (With `--slot-prompt-similarity 0` slots are never compared: then the holder tells.)
-        return self.cached > self.prompt * self.threshold_ratio + SLACK_TOKENS and self.holder_is_other
-
-    @property
-    def slot_is_alike(self) -> bool:
-        """Whether the slot was taken for what it held, or by age and held the beginning of this prompt all the same."""
-        task = self.task
-        if task is None or task.how != "lru" or task.ram_hit:
-            return task is not None and task.how in {"lcp", "lcs", "id"}
-        return (task.similarity_ratio or 0.0) > _THRESHOLD_RATIO
-
-    @property
-    def holder_is_other(self) -> bool:
-        """Whether the slot that the task got held somebody else's tokens, or none."""
-        return self.task is not None and (self.task.holder is None or self.task.holder != self.row.conversation)
-
-    @property
-    def same_run(self) -> bool:
-        return self.before is not None and self.before.run == self.row.run
-
-    @property
-    def expected(self) -> int | None:
-        """What should have been cached, or None if nothing says so."""
-        before = self.before
-        if before is None or not self.same_run or before.prompt_tokens is None:
-            return None
-        left = before.prompt_tokens
-        if before.phase == "cancelled" and before.cached_tokens is not None and before.evaluated_tokens is not None:
-            # Its client left during the prefill: only the part that was evaluated by then is there.
-            left = min(left, before.cached_tokens + before.evaluated_tokens)
-        return min(left, self.prompt - 1)
-
-    @property
-    def slot_expected(self) -> int | None:
-        """The former prompt on the slot, if that is alike."""
-        task = self.task
-        if task is None or not self.slot_is_alike or task.holder_prompt_tokens is None:
-            return None
-        return min(task.holder_prompt_tokens, self.prompt - 1)
-
-    @property
-    def held(self) -> int | None:
-        """The former prompt on the slot, however that was chosen: no more than that could be reused."""
-        task = self.task
-        if task is None or task.holder_prompt_tokens is None:
-            return None
-        return min(task.holder_prompt_tokens, self.prompt - 1)
+    kind: ReasonKind
+    matched_tokens: int | None = None
+    kept_tokens: int | None = None
+    request: int | None = None
+    """The request that took the slot."""
+    client: str | None = None
+    """Whose request that was."""
 
 
-def _judge_reuse(reuse: _Reuse, slot_taken_by: str | None, boundary: int | None, *, log_is_read: bool) -> Judgement:
-    row, cached, matched, expected = reuse.row, reuse.cached, reuse.matched, reuse.expected
-    likely = expected if expected is not None else reuse.slot_expected
-    kept_short = max((matched or 0) - cached, 0)
-    left_early = max((likely or 0) - max(matched or 0, cached), 0)
-    if kept_short > SLACK_TOKENS and kept_short >= left_early:
-        return Judgement("REPROCESS", _why_reprocessed(reuse, matched or 0), kept_short)
-    if reuse.is_from_ram:
-        return Judgement("RESTORED", None, 0)
-    if reuse.evaluated <= _RETRY_TOKENS and not reuse.is_nothing:
-        return Judgement("HIT", None, 0)
-    if expected is not None:
-        if cached >= expected - SLACK_TOKENS and not reuse.is_nothing:
-            return Judgement("HIT", None, 0)
-        return _judge_loss(reuse, expected, slot_taken_by, log_is_read=log_is_read)
-    if row.difference is not None:
-        if reuse.differs_in_last_item and kept_short <= SLACK_TOKENS and not reuse.is_nothing:
-            return Judgement("HIT", None, 0)  # the newest turn in other words: all that was evaluated is new
-        if reuse.begins:
-            # Its difference is from another conversation that began nearly so: a matter of what both could share.
-            first = _judge_first(reuse, boundary)
-            if reuse.begins_run or first.verdict in {"HIT", "WARM"}:
-                return first
-        lost = max((likely or reuse.held or reuse.prompt - 1) - cached, 0)
-        if reuse.is_nothing and reuse.before is not None:
-            return Judgement("COLD", _why_cold(reuse), lost)  # whatever changed: the server was another one
-        return _judge_change(reuse, row.difference, lost, slot_taken_by, is_known=row.repeats and log_is_read)
-    if row.conversation is None:
-        return _judge_by_slot(reuse)
-    if row.repeats:
-        return _judge_repeated(reuse, slot_taken_by)
-    return _judge_first(reuse, boundary)
-
-
-def _judge_by_slot(reuse: _Reuse) -> Judgement:
-    """Judge a request of which no conversation is known: by the former prompt on its slot."""
-    cached, expected = reuse.cached, reuse.slot_expected
-    if reuse.is_like_nothing:
-        return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
-    if expected is not None and cached >= expected - SLACK_TOKENS:
-        return Judgement("HIT", None, 0)
-    if cached * 10 >= reuse.prompt * 9 or reuse.evaluated <= SLACK_TOKENS:
-        return Judgement("HIT", None, 0)
-    return Judgement("PARTIAL", _how_far(reuse), reuse.unkept if expected is None else max(expected - cached, 0))
-
-
-def _judge_repeated(reuse: _Reuse, slot_taken_by: str | None) -> Judgement:
-    """
-    Judge a request that repeats or edits a turn of its conversation; only what stands before that turn can be cached.
-    """
-    if reuse.is_nothing:
-        if reuse.holder_is_other:
-            return Judgement("EVICTED", _by(slot_taken_by), reuse.evaluated)
-        return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
-    expected = reuse.slot_expected
-    if not reuse.holder_is_other and expected is not None and reuse.cached >= expected - SLACK_TOKENS:
-        return Judgement("HIT", None, 0)  # a retry goes on where the abandoned prefill stopped
-    if reuse.cached * 2 >= reuse.prompt:
-        return Judgement("HIT", None, 0)
-    lost = reuse.unkept if expected is None else max(expected - reuse.cached, 0)
-    return Judgement("PARTIAL", "the client changed an earlier turn", lost)
-
-
-def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
-    """
-    Judge the first request of a conversation, or the first since a restart: it can only share a prefix with others.
-    """
-    cached = reuse.cached
-    if reuse.is_like_nothing:
-        return Judgement("COLD", _why_cold(reuse), reuse.evaluated)
-    task, on_slot = reuse.task, reuse.slot_expected
-    took_all = task is not None and on_slot is not None and cached >= on_slot - SLACK_TOKENS
-    if task is not None and task.holder_is_cut and took_all:
-        return Judgement("HIT", None, 0)  # a retry goes on where the abandoned prefill stopped
-    if boundary is not None and cached >= boundary - _BOUNDARY_SLACK_TOKENS:
-        return Judgement("WARM", None, 0)
-    if cached * 2 >= reuse.prompt:
-        return Judgement("WARM", None, 0)
-    # Where the prefix's end is not known, all that the slot had of it has to do.
-    if boundary is None and task is not None and task.holder_is_warmup and took_all:
-        return Judgement("WARM", None, 0)
-    return Judgement("PARTIAL", _how_far(reuse), reuse.unkept)
-
-
-def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: str | None, *, log_is_read: bool) -> Judgement:
-    """Judge a request that found less than the former request of its conversation left."""
-    lost = max(expected - reuse.cached, 0)
-    if reuse.row.difference is not None:
-        return _judge_change(reuse, reuse.row.difference, lost, slot_taken_by, is_known=log_is_read)
-    if not log_is_read or reuse.task is None:
-        # Without the log nobody can tell an eviction from a template that renders the history anew.
-        return Judgement("COLD" if reuse.is_nothing else "PARTIAL", "the former prompt was not in the cache", lost)
-    if reuse.holder_is_other:
-        return Judgement("EVICTED", _by(slot_taken_by), lost)
-    return Judgement("TEMPLATE", "the rendered history differs from what the server holds", lost)
-
-
-def _judge_change(
-    reuse: _Reuse, difference: Difference, lost: int, slot_taken_by: str | None, *, is_known: bool
-) -> Judgement:
-    """
-    Judge a request that the client made other than the former one.
-
-    Args:
-        reuse: What is known of it.
-        difference: What the client changed.
-        lost: Tokens that were evaluated in vain.
-        slot_taken_by: Who used the conversation's slot last.
-        is_known: Whether the conversation had a slot, and the log tells whose that is now.
-    """
-    if reuse.is_nothing and is_known and reuse.holder_is_other and not difference.is_in_head:
-        # A change far down cost little; that somebody else had the slot cost everything.
-        return Judgement("EVICTED", _by(slot_taken_by), lost)
-    return Judgement("PARTIAL", str(difference), lost)
-
-
-def _by(slot_taken_by: str | None) -> str:
-    return f"by {slot_taken_by}" if slot_taken_by else "its slot was given away"
-
-
-def _why_reprocessed(reuse: _Reuse, matched: int) -> str:
-    said = "no checkpoint" if reuse.task is not None and reuse.task.reprocessed else "not kept"
-    return f"{matched:,} tokens matched, {reuse.cached:,} kept: {said}"
-
-
-def _how_far(reuse: _Reuse) -> str:
-    return f"only its first {max(reuse.matched or 0, reuse.cached):,} tokens were known"
-
-
-def _why_cold(reuse: _Reuse) -> str:
-    if reuse.before is not None and not reuse.same_run:
-        return "the server was restarted"
-    if reuse.row.warm_tokens and reuse.task is not None:
-        return "another prompt than the warmed one"
-    if reuse.row.conversation is not None and not reuse.row.repeats:
-        return "first request of its conversation"
-    return "nothing like it was cached"
+REASONS: Mapping[ReasonKind, str] = {
+    ReasonKind.CLIENT_LEFT: "the client left",
+    ReasonKind.CLIENT_CHANGED: "{difference}",
+    ReasonKind.EARLIER_TURN_CHANGED: "the client changed an earlier turn",
+    ReasonKind.CONTEXT_FULL: "the context is full",
+    ReasonKind.NO_FIGURES_IN_ANSWER: "no figures in the answer",
+    ReasonKind.NO_FIGURES: "no figures in answer and log",
+    ReasonKind.NO_CHECKPOINT: "{matched:,} tokens matched, {kept:,} kept: no checkpoint",
+    ReasonKind.NOT_KEPT: "{matched:,} tokens matched, {kept:,} kept: not kept",
+    ReasonKind.SHORT_MATCH: "only its first {matched:,} tokens were known",
+    ReasonKind.NOT_IN_CACHE: "the former prompt was not in the cache",
+    ReasonKind.RENDERED_ANEW: "the rendered history differs from what the server holds",
+    ReasonKind.SERVER_RESTARTED: "the server was restarted",
+    ReasonKind.OTHER_PROMPT_WARMED: "another prompt than the warmed one",
+    ReasonKind.FIRST_REQUEST: "first request of its conversation",
+    ReasonKind.NOTHING_ALIKE: "nothing like it was cached",
+    ReasonKind.SLOT_LOST: "its slot was given away",
+    ReasonKind.SLOT_LOST_TO_REQUEST: "by request {request} ({client})",
+    ReasonKind.SLOT_LOST_TO_WARMUP: "by the warm-up",
+    ReasonKind.SLOT_LOST_TO_BYPASS: "by a request past the proxy",
+}
+"""The one table of reasons, in a few words; in braces the figures of a `Reason`."""

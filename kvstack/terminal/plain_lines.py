@@ -15,9 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
+from kvstack.state.explain import reason_words
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
 from kvstack.state.stack_state import StackState
+from kvstack.state.verdict import Verdict
 from kvstack.terminal import format
 from kvstack.terminal.format import one_line
 
@@ -45,9 +47,9 @@ def request_line(row: RequestRow) -> str:
         f"sim_best={format.ratio(row.lcp_similarity_ratio)}",
         f"cached={_plain(row.cached_tokens)}",
         f"evaluated={_plain(row.evaluated_tokens)}",
-        one_line(row.verdict or "UNKNOWN"),
+        one_line(row.verdict or Verdict.UNKNOWN),
     ]
-    why = row.cause or row.error
+    why = reason_words(row) or row.error
     if why:
         parts.append(f"why={one_line(why)}")
     if row.status is not None and row.status >= 400:

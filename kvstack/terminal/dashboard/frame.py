@@ -17,11 +17,11 @@ from rich.text import Text
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow, ServerView
 from kvstack.state.stack_state import StackState
+from kvstack.state.verdict import Level
 from kvstack.terminal import format
 from kvstack.terminal.dashboard.getting_started import guidance
 from kvstack.terminal.dashboard.glyphs import UNICODE, Glyphs, Point, chart, cut, piece, sparkline
 from kvstack.terminal.dashboard.headline import (
-    Level,
     decode_speed_by_context,
     model_requests,
     read,
@@ -181,7 +181,8 @@ def _facts(stack_state: StackState, width: int, glyphs: Glyphs) -> list[Text]:
     if server.asleep:
         state.append(("asleep", "yellow"))
     if stack_state.ram_cache.prompts:
-        held = f"{format.plural(stack_state.ram_cache.prompts, 'prompt')} {format.memory(stack_state.ram_cache.size_bytes)}"
+        ram = stack_state.ram_cache
+        held = f"{format.plural(stack_state.ram_cache.prompts, 'prompt')} {format.memory(ram.size_bytes)}"
         state.append((f"ram cache {held}", ""))
     if server.build:
         state.append((f"build {one_line(server.build)}", "dim"))

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
+from kvstack.state.assessment import is_next_to_nothing
+from kvstack.state.explain import reason_words
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
 from kvstack.state.stack_state import StackState
 from kvstack.state.stats import decode_by_context
-from kvstack.state.verdict import is_next_to_nothing
+from kvstack.state.verdict import Level, Verdict
 from kvstack.terminal.format import duration, one_line, percent, plural, seconds, tokens
-
-Level = Literal["good", "warn", "bad", "idle"]
-
-_LEVELS: dict[str, Level] = {
-    "HIT": "good",
-    "WARM": "good",
-    "RESTORED": "good",
-    "PARTIAL": "warn",
-    "TRUNCATED": "warn",
-    "COLD": "warn",
-    "REPROCESS": "bad",
-    "EVICTED": "bad",
-    "TEMPLATE": "bad",
-    "FAILED": "bad",
-    "CANCELLED": "idle",
-    "UNKNOWN": "idle",
-}
 
 RECENT = 10
 """Requests over which the reuse is summed up."""
@@ -56,14 +41,14 @@ class Reading:
     detail: str
 
 
-def level_of(verdict: str | None) -> Level:
+def level_of(verdict: Verdict | None) -> Level:
     """How good a verdict is."""
-    return _LEVELS.get(verdict or "", "idle")
+    return "idle" if verdict is None else verdict.info.level
 
 
 def _judged(stack_state: StackState) -> list[RequestRow]:
     """Requests that say something of the cache; side requests (titles, memory) only if there is nothing else."""
-    judged = [row for row in model_requests(stack_state) if row.verdict not in {None, "CANCELLED", "UNKNOWN"}]
+    judged = [row for row in model_requests(stack_state) if level_of(row.verdict) != "idle"]
     return [row for row in judged if row.side is None] or judged
 
 
@@ -112,7 +97,8 @@ def state_sentence(stack_state: StackState, now_s: float) -> str:
         case State.WARMING:
             return f"evaluating the prefix{since}: the first request will find it cached"
         case State.BACKOFF:
-            return f"{reason or 'llama-server died'}; the next start comes soon ({plural(stack_state.restarts, 'restart')})"
+            restarts = plural(stack_state.restarts, "restart")
+            return f"{reason or 'llama-server died'}; the next start comes soon ({restarts})"
         case State.STOPPING:
             return f"streams end, then llama-server{f' ({reason})' if reason else ''}"
         case State.FAILED | State.STOPPED:
@@ -136,10 +122,11 @@ def read(stack_state: StackState, now_s: float) -> Reading:
     if not judged:
         if any(row.verdict is None for row in model_requests(stack_state)):
             return Reading("idle", "READY", "the first request runs; its verdict comes when it is over")
-        if any(row.verdict == "UNKNOWN" for row in model_requests(stack_state)):
+        if any(row.verdict is Verdict.UNKNOWN for row in model_requests(stack_state)):
             return Reading("idle", "NO FIGURES YET", "neither an answer nor the log told what was cached")
         if stack_state.warmup.is_unproved:
-            warm = f"{tokens(stack_state.warmup.warm_tokens)} tokens are {stack_state.warmup.snapshot}, which it will prove"
+            warmup = stack_state.warmup
+            warm = f"{tokens(warmup.warm_tokens)} tokens are {warmup.snapshot}, which it will prove"
         elif stack_state.warmup.outcome == "done":
             warm = f"{tokens(stack_state.warmup.warm_tokens)} tokens are warm"
         elif stack_state.warmup.outcome == "failed":
@@ -160,7 +147,7 @@ def _of_recent(judged: list[RequestRow]) -> Reading:
     lost = [row for row in known if level_of(row.verdict) != "good" and row.lost_tokens]
     lost_tokens = sum(row.lost_tokens or 0 for row in lost)
     # That a first prompt is evaluated once is no fault, as long as more comes back than was spent.
-    avoidable = sum(row.lost_tokens or 0 for row in lost if row.verdict != "COLD")
+    avoidable = sum(row.lost_tokens or 0 for row in lost if row.verdict is not Verdict.COLD)
     ratio = cached / prompt if prompt else None
     over = "prompt" if len(known) == 1 else plural(len(known), "prompt")
     works = ratio is None or ratio >= GOOD_RATIO or (avoidable <= SMALL_RATIO * prompt and lost_tokens <= cached)
@@ -171,13 +158,13 @@ def _of_recent(judged: list[RequestRow]) -> Reading:
 
 def _main_cause(lost: list[RequestRow]) -> str:
     """The verdict that lost most, and its newest cause."""
-    sums: dict[str, int] = {}
+    sums: Counter[Verdict | None] = Counter()
     for row in lost:
-        verdict = row.verdict or ""
-        sums[verdict] = sums.get(verdict, 0) + (row.lost_tokens or 0)
+        sums[row.verdict] += row.lost_tokens or 0
     worst = max(sums, key=lambda verdict: sums[verdict])
     newest = next(row for row in reversed(lost) if row.verdict == worst)
-    return f"{worst}: {one_line(newest.cause)}" if newest.cause else f"most was lost to {worst}"
+    why = reason_words(newest)
+    return f"{worst}: {one_line(why)}" if why else f"most was lost to {worst}"
 
 
 def _is_nothing(row: RequestRow) -> bool:
@@ -189,20 +176,20 @@ def _of_row(row: RequestRow) -> Reading:
     cost = f"{tokens(row.evaluated_tokens)} tokens evaluated"
     if row.prefill_ms is not None:
         cost = f"{tokens(row.evaluated_tokens)} tokens in {seconds(row.prefill_ms)}"
-    cause = one_line(row.cause) if row.cause else ""
-    if cause and row.verdict == "EVICTED":
+    cause = one_line(reason_words(row) or "")
+    if cause and row.verdict is Verdict.EVICTED:
         cause = f"evicted {cause}"  # the cause begins with "by"
     because = f"{cause}: {cost}" if cause else cost
     match row.verdict:
-        case "FAILED":
-            return Reading("bad", "REQUEST FAILED", one_line(row.error or row.cause or "no reason given"))
-        case "COLD":
+        case Verdict.FAILED:
+            return Reading("bad", "REQUEST FAILED", one_line(row.error or reason_words(row) or "no reason given"))
+        case Verdict.COLD:
             return Reading("warn", "COLD", because if cause else f"the last prompt found nothing cached: {cost}")
-        case "TRUNCATED":
+        case Verdict.TRUNCATED:
             return Reading("warn", "CONTEXT FULL", because)
-        case "PARTIAL" if not _is_nothing(row):
+        case Verdict.PARTIAL if not _is_nothing(row):
             return Reading("warn", "CACHE PARTLY", because)
-        case "PARTIAL":
+        case Verdict.PARTIAL:
             return Reading("bad", "CACHE MISSED", because)
         case _:
             return Reading(level_of(row.verdict), "CACHE MISSED", because if cause else f"{row.verdict}: {cost}")

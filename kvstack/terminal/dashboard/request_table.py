@@ -9,10 +9,12 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.text import Text
 
+from kvstack.state.explain import reason_words
 from kvstack.state.records import RequestRow
+from kvstack.state.verdict import Level
 from kvstack.terminal import format
 from kvstack.terminal.dashboard.glyphs import Glyphs, cut, piece
-from kvstack.terminal.dashboard.headline import Level, level_of
+from kvstack.terminal.dashboard.headline import level_of
 
 STYLES: dict[Level, str] = {"good": "bold green", "warn": "bold yellow", "bad": "bold red", "idle": "dim"}
 
@@ -50,7 +52,7 @@ def api_word(row: RequestRow) -> str:
 
 def why_words(row: RequestRow) -> str:
     """The reason of a verdict and what it cost, or nothing."""
-    why = format.one_line(row.cause or row.error or "")
+    why = format.one_line(reason_words(row) or row.error or "")
     if why and row.cost_s is not None and row.cost_s >= 0.1:
         why = f"cost {format.seconds(row.cost_s * 1000)}: {why}"
     return why

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvstack.state.attribution import Join
+from kvstack.state.causes import Cause
+from kvstack.state.events import Difference
 from kvstack.state.lifecycle import State
 from kvstack.state.records import LogView, RamCacheView, RequestRow, ServerView, SlotView, TaskView, Totals, WarmupView
 from kvstack.state.stack_state import StackState
+from kvstack.state.verdict import Reason, ReasonKind, Verdict
 
 NOW_S = 1_771_447_691.0
 """2026-02-18 20:48:11 UTC."""
@@ -26,6 +29,8 @@ SERVER = ServerView(
     rss_bytes=int(61.4 * 1024**3),
     similarity_threshold_ratio=0.1,
 )
+
+LOST_TO_TITLE = Reason(ReasonKind.SLOT_LOST_TO_REQUEST, request=19, client="title")
 
 LOG_LINES = tuple(
     f"{minute}.46.933.316 I slot update_slots: id  0 | task {minute} | prompt processing, n_tokens = {minute * 512}"
@@ -66,9 +71,14 @@ def row(number: int, verdict: str | None = "HIT", **changes: object) -> RequestR
         settled=verdict is not None,
         slot=0,
         task=number,
-        verdict=verdict,
+        verdict=None if verdict is None else Verdict(verdict),
     )
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def clock_changed(path: str) -> dict[str, object]:
+    """The fields of a request in which a clock changed."""
+    return {"reason": Reason(ReasonKind.CLIENT_CHANGED), "difference": Difference(Cause.CLOCK, path, 57_012)}
 
 
 def stack_state(*rows: RequestRow, **changes: object) -> StackState:
@@ -106,7 +116,7 @@ def scenes() -> dict[str, StackState]:
     running = row(38, None, phase="forwarded", processed_tokens=11_230, cached_tokens=None, evaluated_tokens=None)
     unknown = ("prefill_ms", "ttft_ms", "decode_ms", "decode_tokens_per_s", "saved_s", "cost_s", "generated_tokens")
     running = replace(running, time_s=NOW_S - 9, **dict.fromkeys(unknown))
-    clock = row(36, "PARTIAL", cause="clock in the system prompt @57,012")
+    clock = row(36, "PARTIAL", **clock_changed("the system prompt"))
     return {
         "working": stack_state(
             row(1, "COLD"),
@@ -116,7 +126,7 @@ def scenes() -> dict[str, StackState]:
         "partial": stack_state(
             row(1, "COLD"),
             *hits[:20],
-            row(30, "REPROCESS", cause="matched, but no checkpoint: the whole prompt was evaluated again"),
+            row(30, "REPROCESS", reason=Reason(ReasonKind.NO_CHECKPOINT, 18_300, 0)),
             *hits[30:34],
             clock,
             running,
@@ -155,7 +165,13 @@ def scenes() -> dict[str, StackState]:
         ),
         "parallel": stack_state(
             *hits[:6],
-            row(20, "EVICTED", cause="by request 19 (title)", client="hermes", side=None),
+            row(
+                20,
+                "EVICTED",
+                reason=Reason(ReasonKind.SLOT_LOST_TO_REQUEST, request=19, client="title"),
+                client="hermes",
+                side=None,
+            ),
             server=replace(SERVER, slots=4, kv_unified=True),
             restarts=2,
             ram_cache=RamCacheView(3, 412 * 1024**2, 8 * 1024**3),
@@ -191,11 +207,8 @@ def scenes() -> dict[str, StackState]:
             "qwen3-coder-next-80b", "http://127.0.0.1:1234", server=ServerView(url="http://127.0.0.1:12345")
         ),
         "mixed": stack_state(
-            row(1, "COLD", cause="first request of its conversation", lost_tokens=16_560, cost_s=35.3),
-            *(
-                row(number, "PARTIAL", cause="clock in system @57,012", lost_tokens=14_000, cost_s=29.8)
-                for number in (2, 3)
-            ),
+            row(1, "COLD", reason=Reason(ReasonKind.FIRST_REQUEST), lost_tokens=16_560, cost_s=35.3),
+            *(row(number, "PARTIAL", **clock_changed("system"), lost_tokens=14_000, cost_s=29.8) for number in (2, 3)),
             row(4),
             row(
                 5,
@@ -217,7 +230,7 @@ def scenes() -> dict[str, StackState]:
                 9,
                 "PARTIAL",
                 client="[red]名前がとても長いクライアント[/red]",
-                cause="\x1b[2J\x1b]0;owned\x07 [bold]" + "日本語" * 20 + "[/bold]\n\u202egnp.exe",
+                **clock_changed("\x1b[2J\x1b]0;owned\x07 [bold]" + "日本語" * 20 + "[/bold]\n\u202egnp.exe"),
             ),
             name="名前" * 40,
             log_lines=("\x1b[31m[red]not markup[/red] \r\n" + "長" * 300, "tab\there \x00 \x9b31m \ud800"),

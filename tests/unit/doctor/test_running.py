@@ -13,7 +13,7 @@ from kvstack.state.causes import Cause
 from kvstack.state.events import Difference, StateChanged, WarmupEnded
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
-from kvstack.state.verdict import VERDICTS
+from kvstack.state.verdict import Verdict
 from tests.unit.state.story import Story
 
 
@@ -49,7 +49,7 @@ def test_the_most_frequent_cause_is_named_with_its_remedy() -> None:
 
 def test_every_verdict_has_its_words() -> None:
     """Whatever keeps happening can be told."""
-    for verdict in VERDICTS:
+    for verdict in Verdict:
         row = RequestRow(
             1, 1.0, "POST", "/x", "chat", verdict=verdict, prompt_tokens=9, cached_tokens=0, lost_tokens=9, phase="done"
         )

@@ -9,9 +9,9 @@ import pytest
 
 from kvstack.state.causes import Cause
 from kvstack.state.events import Difference
-from kvstack.state.explain import Explanation, explain
+from kvstack.state.explain import Explanation, explain, reason_words
 from kvstack.state.records import RequestRow
-from kvstack.state.verdict import VERDICTS
+from kvstack.state.verdict import Verdict
 from tests.unit.state.story import Story
 
 
@@ -99,7 +99,7 @@ def test_a_new_conversation_with_another_prompt_lost_nothing() -> None:
     story = Story()
     story.warm(5000, boundary=4900)
     row = story.turn(3000, 400, conversation="b", similarity=0.133)
-    assert (row.verdict, row.cause) == ("PARTIAL", "only its first 400 tokens were known")
+    assert (row.verdict, reason_words(row)) == ("PARTIAL", "only its first 400 tokens were known")
     assert (row.lost_tokens, row.cost_s) == (0, 0.0)
     cost = part(told(story, row.id), "What it cost")
     assert "could have been cached" not in cost
@@ -134,7 +134,7 @@ def test_after_a_crash_the_restart_is_told() -> None:
     story.log("srv    load_model: initializing slots, n_slots = 1")
     row = story.turn(3100, 0, items=4, how="lru")
     server = part(told(story, row.id), "What the server did")
-    assert row.cause == "the server was restarted"
+    assert reason_words(row) == "the server was restarted"
     assert "The llama-server was started anew after request 1, and its cache was empty then." in server
     assert "It took slot 0, its only one, which held nothing." in server
     assert "enough like this prompt" not in server
@@ -185,14 +185,14 @@ def test_restored_at_the_default_level() -> None:
 def test_each_class_of_cause_has_its_remedy(cause: Cause, word: str) -> None:
     """The remedy follows the cause."""
     difference = Difference(cause, "input[3].content", 20, 3)
-    row = RequestRow(1, 1.0, "POST", "/v1/responses", "responses", verdict="PARTIAL", difference=difference)
+    row = RequestRow(1, 1.0, "POST", "/v1/responses", "responses", verdict=Verdict.PARTIAL, difference=difference)
     assert word in part(explain(row), "What to do")
 
 
 def test_a_remedy_is_one_for_this_client() -> None:
     """A switch of OpenClaw is none for others; what stands behind the first change wants its own; no freezing alone."""
     difference = Difference(Cause.ID, "messages[0].content", 9, 0, (Cause.CLOCK,))
-    row = RequestRow(1, 1.0, "POST", "/v1/x", "chat", verdict="PARTIAL", items=2, difference=difference)
+    row = RequestRow(1, 1.0, "POST", "/v1/x", "chat", verdict=Verdict.PARTIAL, items=2, difference=difference)
     told = part(explain(row), "What to do")
     assert "strip_message_ids" not in told
     assert "`drop` for this id" in told
@@ -203,12 +203,12 @@ def test_a_remedy_is_one_for_this_client() -> None:
 
 def test_a_client_that_left_before_anything_was_evaluated() -> None:
     """Nothing is kept, and nothing is said to be."""
-    row = RequestRow(1, 1.0, "POST", "/v1/chat/completions", "chat", verdict="CANCELLED", phase="cancelled")
+    row = RequestRow(1, 1.0, "POST", "/v1/chat/completions", "chat", verdict=Verdict.CANCELLED, phase="cancelled")
     assert part(explain(row), "What to do") == ""
 
 
-@pytest.mark.parametrize("verdict", [*VERDICTS, None])
-def test_every_verdict_can_be_explained(verdict: str | None) -> None:
+@pytest.mark.parametrize("verdict", [*Verdict, None])
+def test_every_verdict_can_be_explained(verdict: Verdict | None) -> None:
     """Also a request of which next to nothing is known, and as JSON."""
     found = explain(RequestRow(7, 1.0, "POST", "/v1/messages", "messages", verdict=verdict))
     assert found.headline.endswith(".")
@@ -244,7 +244,7 @@ def test_what_the_log_told_of_a_task() -> None:
 
 def test_long_times_are_minutes() -> None:
     """Nobody reads 1,234,567 ms."""
-    row = RequestRow(1, 1.0, "POST", "/x", "chat", verdict="HIT", saved_s=1234.5, ttft_ms=900.0)
+    row = RequestRow(1, 1.0, "POST", "/x", "chat", verdict=Verdict.HIT, saved_s=1234.5, ttft_ms=900.0)
     assert part(explain(row), "What it cost") == (
         "The cache saved 20.6 min of prefill. The first token came after 900 ms."
     )
@@ -258,7 +258,7 @@ def whole(explanation: Explanation) -> str:
 def test_an_answer_in_one_piece() -> None:
     """When it came, and when its first token was there."""
     row = RequestRow(
-        1, 1.0, "POST", "/x", "chat", verdict="HIT", phase="done", status=200, duration_ms=4300.0, ttft_ms=400.0
+        1, 1.0, "POST", "/x", "chat", verdict=Verdict.HIT, phase="done", status=200, duration_ms=4300.0, ttft_ms=400.0
     )
     assert part(explain(row), "What it cost") == (
         "The answer came after 4.3 s in one piece (not streamed); its first token after 400 ms."
@@ -283,7 +283,16 @@ def test_an_answer_in_one_piece() -> None:
 def test_a_failure_names_status_and_error(status: int, error: str | None, said: str, remedy: str) -> None:
     """What the client got stands there in the server's own words, and a next step."""
     row = RequestRow(
-        1, 1.0, "POST", "/x", "chat", verdict="FAILED", phase="failed", status=status, error=error, duration_ms=7.0
+        1,
+        1.0,
+        "POST",
+        "/x",
+        "chat",
+        verdict=Verdict.FAILED,
+        phase="failed",
+        status=status,
+        error=error,
+        duration_ms=7.0,
     )
     assert said in part(explain(row), "What went wrong")
     assert "It failed after 7 ms." in part(explain(row), "What it cost")
@@ -299,7 +308,7 @@ def test_cold_beside_a_warm_prefix() -> None:
     story.warm(5000, boundary=4900)
     row = story.turn(3000, 5, how="lru")
     found = told(story, row.id)
-    assert (row.verdict, row.cause) == ("COLD", "another prompt than the warmed one")
+    assert (row.verdict, reason_words(row)) == ("COLD", "another prompt than the warmed one")
     assert "4,900 tokens were warm, but this prompt is another one than the warmed one." in part(found, "What to do")
     assert "Set warmup" not in whole(found)
     assert "A warm-up does that" not in whole(found)
@@ -347,7 +356,7 @@ def test_what_was_cached_is_not_called_new() -> None:
 
 def test_a_former_request_that_is_forgotten() -> None:
     """It is no first request only because nobody remembers the one before."""
-    row = RequestRow(150, 1.0, "POST", "/x", "chat", verdict="HIT", conversation="a", before=3)
+    row = RequestRow(150, 1.0, "POST", "/x", "chat", verdict=Verdict.HIT, conversation="a", before=3)
     assert "which is not remembered any more" in part(explain(row), "The request")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvstack.state.causes import Cause
+from kvstack.state.causes import CAUSES, Cause
 from kvstack.state.events import Difference, ServerDescribed
-from kvstack.state.verdict import VERDICTS
+from kvstack.state.explain import reason_words
+from kvstack.state.verdict import REASONS, VERDICTS, ReasonKind, Verdict
 from tests.unit.state.story import Story
 
 FORCED = (
@@ -21,10 +22,14 @@ def test_growing_conversation() -> None:
     """The first request is cold, each that extends it is a hit that costs nothing."""
     story = Story()
     first = story.turn(2896, 0, items=2, how="lru")
-    assert (first.verdict, first.cause, first.lost_tokens) == ("COLD", "first request of its conversation", 2896)
+    assert (first.verdict, reason_words(first), first.lost_tokens) == (
+        "COLD",
+        "first request of its conversation",
+        2896,
+    )
     for items, prompt, cached in ((4, 2943, 2892), (6, 2990, 2939), (8, 3037, 2986)):
         row = story.turn(prompt, cached, items=items)
-        assert (row.verdict, row.cause, row.lost_tokens, row.cost_s) == ("HIT", None, 0, 0.0)
+        assert (row.verdict, reason_words(row), row.lost_tokens, row.cost_s) == ("HIT", None, 0, 0.0)
         assert row.settled
     assert story.stack_state.totals.verdicts == {"COLD": 1, "HIT": 3}
 
@@ -42,7 +47,7 @@ def test_partial_with_the_proxys_cause() -> None:
     story = Story()
     story.turn(2941, 0)
     row = story.turn(2995, 395, items=4, difference=Difference(Cause.ID, "system", 1514), similarity=0.132)
-    assert (row.verdict, row.cause, row.lost_tokens) == ("PARTIAL", "id in system @1,514", 2941 - 395)
+    assert (row.verdict, reason_words(row), row.lost_tokens) == ("PARTIAL", "id in system @1,514", 2941 - 395)
     assert row.cost_s == pytest.approx((2941 - 395) / 1000)
 
 
@@ -57,7 +62,7 @@ def test_partial_on_a_hybrid_model_that_kept_nothing() -> None:
     story.answer(number, 2995, 0)
     story.end(number)
     row = story.row(number)
-    assert (row.verdict, row.cause, row.cached_tokens) == ("PARTIAL", "clock in system @57,012", 0)
+    assert (row.verdict, reason_words(row), row.cached_tokens) == ("PARTIAL", "clock in system @57,012", 0)
     assert row.lost_tokens == 2941
     assert row.lcp_similarity_ratio == 0.132
 
@@ -69,7 +74,7 @@ def test_partial_of_a_conversation_that_is_not_recognised_any_more() -> None:
     row = story.turn(
         2995, 395, conversation="c2", items=4, difference=Difference(Cause.ID, "system", 0), similarity=0.132
     )
-    assert (row.verdict, row.cause, row.lost_tokens) == ("PARTIAL", "id in system @0", 2941 - 395)
+    assert (row.verdict, reason_words(row), row.lost_tokens) == ("PARTIAL", "id in system @0", 2941 - 395)
 
 
 @pytest.mark.parametrize("cached", [0, 10, 395])
@@ -77,12 +82,12 @@ def test_single_turns_whose_beginning_changes(cached: int) -> None:
     """Each is the first of its conversation; that the client changes what they could share is why nothing is."""
     story = Story()
     first = story.turn(2941, 0, how="lru")
-    assert (first.verdict, first.cause) == ("COLD", "first request of its conversation")
+    assert (first.verdict, reason_words(first)) == ("COLD", "first request of its conversation")
     for number in (2, 3):
         row = story.turn(
             2950, cached, conversation=f"c{number}", difference=Difference(Cause.ID, "messages[0].content", 6, 0)
         )
-        assert (row.verdict, row.cause) == ("PARTIAL", "id in messages[0].content @6")
+        assert (row.verdict, reason_words(row)) == ("PARTIAL", "id in messages[0].content @6")
         assert row.lost_tokens is not None
         assert 2941 - cached <= row.lost_tokens <= 2950 - cached  # (what the slot held is all that could be reused)
 
@@ -95,7 +100,7 @@ def test_a_change_behind_the_warm_part_is_no_loss(cached: int, verdict: str) -> 
     row = story.turn(
         2950, cached, conversation="c2", difference=Difference(Cause.CLOCK, "messages[0].content", 9000, 0)
     )
-    assert (row.verdict, row.cause) == (verdict, None)
+    assert (row.verdict, reason_words(row)) == (verdict, None)
 
 
 def test_the_first_request_of_a_server_is_not_compared_with_what_another_one_had() -> None:
@@ -106,11 +111,11 @@ def test_the_first_request_of_a_server_is_not_compared_with_what_another_one_had
     row = story.turn(
         2950, 0, conversation="c2", difference=Difference(Cause.ID, "messages[0].content", 6, 0), how="lru"
     )
-    assert (row.verdict, row.cause) == ("COLD", "first request of its conversation")
+    assert (row.verdict, reason_words(row)) == ("COLD", "first request of its conversation")
     row = story.turn(
         2950, 0, conversation="c3", difference=Difference(Cause.ID, "messages[0].content", 6, 0), how="lru"
     )
-    assert (row.verdict, row.cause) == ("PARTIAL", "id in messages[0].content @6")
+    assert (row.verdict, reason_words(row)) == ("PARTIAL", "id in messages[0].content @6")
 
 
 @pytest.mark.parametrize("forced", [True, False])
@@ -127,9 +132,7 @@ def test_high_similarity_and_a_full_prefill(forced: bool) -> None:
     story.end(number)
     row = story.row(number)
     assert (row.verdict, row.lost_tokens) == ("REPROCESS", 5000)
-    assert row.cause is not None
-    assert row.cause.startswith("5,000 tokens matched, 0 kept")
-    assert ("no checkpoint" in row.cause) == forced
+    assert reason_words(row) == f"5,000 tokens matched, 0 kept: {'no checkpoint' if forced else 'not kept'}"
 
 
 def test_reprocess_from_an_early_checkpoint() -> None:
@@ -234,7 +237,7 @@ def test_evicted_by_a_side_request() -> None:
     story.turn(4787, 0, conversation="main")
     story.turn(446, 10, conversation="title", side="title", how="lru")
     row = story.turn(4837, 12, conversation="main", items=4, how="lru")
-    assert (row.verdict, row.cause, row.lost_tokens) == ("EVICTED", "by request 2 (title)", 4787 - 12)
+    assert (row.verdict, reason_words(row), row.lost_tokens) == ("EVICTED", "by request 2 (title)", 4787 - 12)
 
 
 def test_evicted_by_a_request_past_the_proxy() -> None:
@@ -243,7 +246,7 @@ def test_evicted_by_a_request_past_the_proxy() -> None:
     story.turn(4787, 0)
     story.finish(story.launch(how="lru"), 500, 10)
     row = story.turn(4837, 12, items=4, how="lru")
-    assert (row.verdict, row.cause) == ("EVICTED", "by a request past the proxy")
+    assert (row.verdict, reason_words(row)) == ("EVICTED", "by a request past the proxy")
     assert story.stack_state.log.unclaimed_tasks == 1
 
 
@@ -254,7 +257,7 @@ def test_two_conversations_thrash_one_slot() -> None:
     second = story.turn(30000, 4000, conversation="b", slot=0)
     assert second.verdict == "PARTIAL"
     back = story.turn(30100, 4000, conversation="a", items=4, slot=0)
-    assert (back.verdict, back.cause, back.slot) == ("EVICTED", "by request 2 (openclaw)", 0)
+    assert (back.verdict, reason_words(back), back.slot) == ("EVICTED", "by request 2 (openclaw)", 0)
 
 
 def test_template_renders_the_history_anew() -> None:
@@ -287,7 +290,7 @@ def test_not_warm_if_the_boundary_was_not_reached() -> None:
     story = Story()
     story.warm(5767, boundary=5760)
     row = story.turn(12000, 2255)
-    assert (row.verdict, row.cause) == ("PARTIAL", "only its first 2,256 tokens were known")
+    assert (row.verdict, reason_words(row)) == ("PARTIAL", "only its first 2,256 tokens were known")
 
 
 def test_a_short_chat_that_only_shares_the_template_is_not_warm() -> None:
@@ -318,7 +321,7 @@ def test_cold_after_a_restart() -> None:
     story.turn(3000, 0)
     story.spawn()
     row = story.turn(3100, 0, items=4, how="lru")
-    assert (row.verdict, row.cause, row.task) == ("COLD", "the server was restarted", 0)
+    assert (row.verdict, reason_words(row), row.task) == ("COLD", "the server was restarted", 0)
 
 
 def test_the_same_request_again_is_a_hit() -> None:
@@ -343,7 +346,7 @@ def test_only_the_last_message_differs_and_the_proxy_saw_it() -> None:
     row = story.turn(
         3164, 2887, items=4, similarity=0.915, difference=Difference(Cause.HISTORY_EDITED, "messages[3].content", 0, 3)
     )
-    assert (row.verdict, row.cause) == ("HIT", None)
+    assert (row.verdict, reason_words(row)) == ("HIT", None)
 
 
 def test_evicted_although_a_block_far_down_changed() -> None:
@@ -353,11 +356,11 @@ def test_evicted_although_a_block_far_down_changed() -> None:
     story.turn(446, 10, conversation="title", side="title", how="lru")
     late = Difference(Cause.DECORATION, "messages[7].content", 12, 7)
     row = story.turn(4837, 12, conversation="main", items=10, how="lru", difference=late)
-    assert (row.verdict, row.cause) == ("EVICTED", "by request 2 (title)")
+    assert (row.verdict, reason_words(row)) == ("EVICTED", "by request 2 (title)")
     story.turn(446, 10, conversation="title", side="title", how="lru")
     early = Difference(Cause.CLOCK, "messages[0].content", 57012, 0)
     row = story.turn(4880, 12, conversation="main", items=12, how="lru", difference=early)
-    assert (row.verdict, row.cause) == ("PARTIAL", str(early))
+    assert (row.verdict, reason_words(row)) == ("PARTIAL", str(early))
 
 
 def test_an_old_message_differs() -> None:
@@ -365,7 +368,7 @@ def test_an_old_message_differs() -> None:
     story = Story()
     story.turn(9000, 0, items=8)
     row = story.turn(9000, 2000, items=8)
-    assert (row.verdict, row.cause) == ("PARTIAL", "the client changed an earlier turn")
+    assert (row.verdict, reason_words(row)) == ("PARTIAL", "the client changed an earlier turn")
 
 
 @pytest.mark.parametrize("conversation", ["c1", "c2", None])
@@ -401,7 +404,7 @@ def test_failed_in_the_middle_of_a_stream() -> None:
     story.answer(number, 500, 0, error="Invalid diff: now finding less tool calls!")
     story.end(number)
     row = story.row(number)
-    assert (row.verdict, row.cause) == ("FAILED", "Invalid diff: now finding less tool calls!")
+    assert (row.verdict, reason_words(row)) == ("FAILED", "Invalid diff: now finding less tool calls!")
 
 
 def test_a_prompt_that_does_not_fit() -> None:
@@ -414,7 +417,7 @@ def test_a_prompt_that_does_not_fit() -> None:
     story.log(f"srv    send_error: task id = {task}, error: {text}")
     story.log(f"slot      release: id  0 | task {task} | stop processing: n_tokens = 400, truncated = 0")
     story.end(number, "failed", 400)
-    assert (story.row(number).verdict, story.row(number).cause) == ("FAILED", "HTTP 400")
+    assert (story.row(number).verdict, reason_words(story.row(number))) == ("FAILED", "HTTP 400")
     assert story.stack_state.slots[0].conversation == "small"
     assert story.turn(450, 396, conversation="small", items=4).verdict == "HIT"
 
@@ -427,7 +430,7 @@ def test_truncated_at_the_end_of_the_context() -> None:
     story.finish(task, 2000, 0, generated=48, truncated=True)
     story.answer(number, 2000, 0, generated=48)
     story.end(number)
-    assert (story.row(number).verdict, story.row(number).cause) == ("TRUNCATED", "the context is full")
+    assert (story.row(number).verdict, reason_words(story.row(number))) == ("TRUNCATED", "the context is full")
 
 
 def test_truncated_by_a_context_shift() -> None:
@@ -451,7 +454,7 @@ def test_unknown_without_figures() -> None:
     number = story.ask()
     story.end(number)
     row = story.row(number)
-    assert (row.verdict, row.cause, row.settled) == ("UNKNOWN", "no figures in the answer", True)
+    assert (row.verdict, reason_words(row), row.settled) == ("UNKNOWN", "no figures in the answer", True)
 
 
 @pytest.mark.parametrize(
@@ -479,9 +482,9 @@ def test_no_conversation_is_known() -> None:
     assert story.turn(4100, 500, conversation=None, similarity=0.12).verdict == "PARTIAL"
 
 
-def test_every_verdict_is_listed() -> None:
-    """The list that others count by is whole, and has nothing twice."""
-    assert len(set(VERDICTS)) == len(VERDICTS) == 12
+def test_the_tables_are_whole() -> None:
+    """Every verdict, reason and cause has its row."""
+    assert (set(VERDICTS), set(REASONS), set(CAUSES)) == (set(Verdict), set(ReasonKind), set(Cause))
 
 
 @pytest.mark.parametrize("conversation", ["c2", None])
@@ -491,7 +494,7 @@ def test_partial_without_the_proxys_word(conversation: str | None, cached: int) 
     story = Story()
     story.turn(2941, 0, conversation="c1" if conversation else None)
     row = story.turn(2995, cached, conversation=conversation, items=4, similarity=0.132)
-    assert (row.verdict, row.cause) == ("PARTIAL", "only its first 395 tokens were known")
+    assert (row.verdict, reason_words(row)) == ("PARTIAL", "only its first 395 tokens were known")
 
 
 @pytest.mark.parametrize("first", ["log", "client"])
@@ -521,7 +524,7 @@ def test_a_change_at_the_very_front(cached: int) -> None:
     row = story.turn(
         2995, cached, items=4, difference=Difference(Cause.ID, "messages[0].content", 3, 0), how="lcp", similarity=0.003
     )
-    assert (row.verdict, row.cause) == ("PARTIAL", "id in messages[0].content @3")
+    assert (row.verdict, reason_words(row)) == ("PARTIAL", "id in messages[0].content @3")
     assert row.lost_tokens == 2941 - cached
 
 
@@ -531,7 +534,7 @@ def test_a_change_after_a_restart_is_not_its_cause() -> None:
     story.turn(3000, 0)
     story.spawn()
     row = story.turn(3100, 0, items=4, how="lru", difference=Difference(Cause.CLOCK, "system", 57012))
-    assert (row.verdict, row.cause) == ("COLD", "the server was restarted")
+    assert (row.verdict, reason_words(row)) == ("COLD", "the server was restarted")
 
 
 def test_an_edited_turn_of_a_conversation_that_lost_its_slot() -> None:

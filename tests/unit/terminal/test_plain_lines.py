@@ -8,6 +8,7 @@ from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, Warm
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow, ServerView
 from kvstack.state.stack_state import StackState
+from kvstack.state.verdict import Verdict
 from kvstack.terminal.plain_lines import SETTLE_S, Announcer, Line, how_to_use, request_line
 
 ROW = RequestRow(
@@ -27,7 +28,7 @@ ROW = RequestRow(
     cached_tokens=18377,
     evaluated_tokens=25,
     lcp_similarity_ratio=0.982,
-    verdict="HIT",
+    verdict=Verdict.HIT,
     settled=True,
 )
 
@@ -48,7 +49,7 @@ def test_what_is_not_known_is_a_dash() -> None:
 
 def test_reason_and_status_follow_the_verdict() -> None:
     """A cause and a failed answer's status stand behind the verdict, on one line."""
-    row = replace(ROW, verdict="FAILED", cause=None, error="bad\nJSON\x1b[2J", status=400)
+    row = replace(ROW, verdict=Verdict.FAILED, error="bad\nJSON\x1b[2J", status=400)
     assert request_line(row).endswith(" | FAILED | why=bad JSON [2J | status=400")
 
 

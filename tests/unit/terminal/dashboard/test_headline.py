@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from kvstack.state.attribution import Join
+from kvstack.state.causes import Cause
+from kvstack.state.events import Difference
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow, ServerView, SlotView, TaskView, WarmupView
 from kvstack.state.stack_state import StackState
-from kvstack.state.verdict import VERDICTS
+from kvstack.state.verdict import Reason, ReasonKind, Verdict
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE, chart, sparkline
 from kvstack.terminal.dashboard.headline import decode_speed_by_context, level_of, read, recent_reuse_ratio
 from kvstack.terminal.dashboard.live import glyphs_for
@@ -22,15 +24,20 @@ READY = StackState("box", "http://127.0.0.1:1234", State.READY, state_since_s=90
 ROW = RequestRow(
     id=1, time_s=990.0, method="POST", path="/v1/chat/completions", api="chat", phase="done", status=200,
     prompt_tokens=1000, cached_tokens=990, evaluated_tokens=10, generated_tokens=100, prefill_ms=21.3,
-    decode_ms=2500.0, verdict="HIT",
+    decode_ms=2500.0, verdict=Verdict.HIT,
 )  # fmt: skip
 MISSED = {"cached_tokens": 10, "evaluated_tokens": 990}
+CLIENT_CHANGED = Reason(ReasonKind.CLIENT_CHANGED)
+CLOCK = {"reason": CLIENT_CHANGED, "difference": Difference(Cause.CLOCK, "system", 57)}
+ID = {"reason": CLIENT_CHANGED, "difference": Difference(Cause.ID, "system", 6)}
+LOST_TO_4 = {"reason": Reason(ReasonKind.SLOT_LOST_TO_REQUEST, request=4, client="hermes")}
+FIRST = {"reason": Reason(ReasonKind.FIRST_REQUEST)}
 
 
 def test_every_verdict_has_a_level() -> None:
     """No verdict falls back to the level of what is not known."""
-    assert {verdict for verdict in VERDICTS if level_of(verdict) == "idle"} == {"CANCELLED", "UNKNOWN"}
-    assert level_of("REPROCESS") == "bad"
+    assert {verdict for verdict in Verdict if level_of(verdict) == "idle"} == {"CANCELLED", "UNKNOWN"}
+    assert level_of(Verdict.REPROCESS) == "bad"
 
 
 @pytest.mark.parametrize(
@@ -40,28 +47,34 @@ def test_every_verdict_has_a_level() -> None:
         ("WARM", {}, "good", "CACHE WORKS", "99 % of the last prompt came from the cache"),
         ("RESTORED", {}, "good", "CACHE WORKS", "99 % of the last prompt came from the cache"),
         ("COLD", {}, "warn", "COLD", "the last prompt found nothing cached: 10 tokens in 21ms"),
-        ("PARTIAL", {"cause": "clock @57"}, "warn", "CACHE PARTLY", "clock @57: 10 tokens in 21ms"),
+        ("PARTIAL", CLOCK, "warn", "CACHE PARTLY", "clock in system @57: 10 tokens in 21ms"),
         # What every chat begins with is no part of a prompt that came from the cache.
-        ("PARTIAL", {"cause": "id @6", **MISSED, "cached_tokens": 0}, "bad", "CACHE MISSED", "id @6: 990 tokens in"),
-        ("PARTIAL", {"cause": "id @6", **MISSED}, "bad", "CACHE MISSED", "id @6: 990 tokens in 21ms"),
+        ("PARTIAL", {**ID, **MISSED, "cached_tokens": 0}, "bad", "CACHE MISSED", "id in system @6: 990 tokens in"),
+        ("PARTIAL", {**ID, **MISSED}, "bad", "CACHE MISSED", "id in system @6: 990 tokens in 21ms"),
         (
             "TRUNCATED",
-            {"cause": "the context is full"},
+            {"reason": Reason(ReasonKind.CONTEXT_FULL)},
             "warn",
             "CONTEXT FULL",
             "the context is full: 10 tokens in 21ms",
         ),
-        ("REPROCESS", {"cause": "no checkpoint"}, "bad", "CACHE MISSED", "no checkpoint: 10 tokens in 21ms"),
+        (
+            "REPROCESS",
+            {"reason": Reason(ReasonKind.NO_CHECKPOINT, 1000, 990)},
+            "bad",
+            "CACHE MISSED",
+            "1,000 tokens matched, 990 kept: no checkpoint: 10 tokens in 21ms",
+        ),
         ("EVICTED", {"prefill_ms": None}, "bad", "CACHE MISSED", "EVICTED: 10 tokens evaluated"),
-        ("EVICTED", {"cause": "by request 4"}, "bad", "CACHE MISSED", "evicted by request 4: 10 tokens in 21ms"),
+        ("EVICTED", LOST_TO_4, "bad", "CACHE MISSED", "evicted by request 4 (hermes): 10 tokens in 21ms"),
         ("TEMPLATE", {}, "bad", "CACHE MISSED", "TEMPLATE: 10 tokens in 21ms"),
         ("FAILED", {"error": "the model\x1b[2J crashed"}, "bad", "REQUEST FAILED", "the model [2J crashed"),
-        ("FAILED", {}, "bad", "REQUEST FAILED", "no reason given"),
+        ("FAILED", {"status": None}, "bad", "REQUEST FAILED", "no reason given"),
     ],
 )
 def test_the_last_request_is_read(verdict: str, changes: dict[str, object], level: str, head: str, detail: str) -> None:
     """The sentence names what the last request met, why, and what it cost."""
-    row = replace(ROW, verdict=verdict, **changes)  # type: ignore[arg-type]
+    row = replace(ROW, verdict=Verdict(verdict), **changes)  # type: ignore[arg-type]
     reading = read(replace(READY, requests=(row,)), NOW_S)
     assert (reading.level, reading.head) == (level, head)
     assert reading.detail.startswith(detail)
@@ -71,47 +84,51 @@ def test_what_says_nothing_of_the_cache_is_passed_over() -> None:
     """Cancelled and unknown requests, side requests and lists of models leave the reading as it was."""
     rows = (
         ROW,
-        replace(ROW, id=2, verdict="CANCELLED"),
-        replace(ROW, id=3, verdict="UNKNOWN", cached_tokens=None),
-        replace(ROW, id=4, verdict="COLD", side="title"),
-        replace(ROW, id=5, verdict="FAILED", api=None, method="GET", path="/v1/models"),
+        replace(ROW, id=2, verdict=Verdict.CANCELLED),
+        replace(ROW, id=3, verdict=Verdict.UNKNOWN, cached_tokens=None),
+        replace(ROW, id=4, verdict=Verdict.COLD, side="title"),
+        replace(ROW, id=5, verdict=Verdict.FAILED, api=None, method="GET", path="/v1/models"),
         replace(ROW, id=6, verdict=None, phase="forwarded"),
     )
     assert read(replace(READY, requests=rows), NOW_S).head == "CACHE WORKS"
 
 
-def _recent(*verdicts: tuple[str, int, int, str | None]) -> StackState:
-    """Requests of 1,000 tokens: verdict, cached, lost, cause."""
+def _recent(*verdicts: tuple[str, int, int, dict[str, object]]) -> StackState:
+    """Requests of 1,000 tokens: verdict, cached, lost, reason."""
     rows = [
         replace(
-            ROW, id=number, verdict=verdict, cached_tokens=cached, evaluated_tokens=1000 - cached, lost_tokens=lost,
-            cause=cause,
+            ROW, id=number, verdict=Verdict(verdict), cached_tokens=cached, evaluated_tokens=1000 - cached, lost_tokens=lost,
+            **reason,  # type: ignore[arg-type]
         )
-        for number, (verdict, cached, lost, cause) in enumerate(verdicts)
+        for number, (verdict, cached, lost, reason) in enumerate(verdicts)
     ]  # fmt: skip
     return replace(READY, requests=tuple(rows))
 
 
-HIT = ("HIT", 990, 0, None)
-COLD = ("COLD", 0, 1000, "first request of its conversation")
-CLOCK = ("PARTIAL", 150, 840, "clock in system @57")
-LOST = ("EVICTED", 0, 990, "by request 4")
+HIT = ("HIT", 990, 0, {})
+COLD = ("COLD", 0, 1000, FIRST)
+CHANGED = ("PARTIAL", 150, 840, CLOCK)
+LOST = ("EVICTED", 0, 990, LOST_TO_4)
 
 
 @pytest.mark.parametrize(
     ("verdicts", "head", "detail"),
     [
-        ((COLD, CLOCK, LOST, HIT, HIT), "CACHE PARTLY", "43 % of the last 5 prompts reused; COLD: first request of"),
-        ((COLD, CLOCK, CLOCK, HIT), "CACHE PARTLY", "32 % of the last 4 prompts reused; PARTIAL: clock in system @57"),
+        ((COLD, CHANGED, LOST, HIT, HIT), "CACHE PARTLY", "43 % of the last 5 prompts reused; COLD: first request of"),
+        (
+            (COLD, CHANGED, CHANGED, HIT),
+            "CACHE PARTLY",
+            "32 % of the last 4 prompts reused; PARTIAL: clock in system @57",
+        ),
         ((COLD, COLD, HIT), "CACHE PARTLY", "33 % of the last 3 prompts reused; COLD: first request"),
         ((HIT, LOST, HIT, LOST, HIT), "CACHE PARTLY", "59 % of the last 5 prompts reused; EVICTED: by request 4"),
-        ((HIT, HIT, ("REPROCESS", 0, 990, None), HIT), "CACHE PARTLY", "74 % of the last 4 prompts reused; most was"),
+        ((HIT, HIT, ("REPROCESS", 0, 990, {}), HIT), "CACHE PARTLY", "74 % of the last 4 prompts reused; most was"),
         # That a first prompt is evaluated once is no fault.
-        ((COLD, ("HIT", 999, 0, None), HIT), "CACHE WORKS", "66 % of the last 3 prompts came from the cache"),
-        ((HIT,) * 9 + (CLOCK, HIT), "CACHE WORKS", "91 % of the last 10 prompts came from the cache"),
+        ((COLD, ("HIT", 999, 0, {}), HIT), "CACHE WORKS", "66 % of the last 3 prompts came from the cache"),
+        ((HIT,) * 9 + (CHANGED, HIT), "CACHE WORKS", "91 % of the last 10 prompts came from the cache"),
         ((LOST,) + (HIT,) * 10, "CACHE WORKS", "99 % of the last 10 prompts came from the cache"),
         # A long user text is evaluated and nothing is lost by that.
-        ((("WARM", 300, 0, None), ("HIT", 400, 0, None)), "CACHE WORKS", "35 % of the last 2 prompts came from the"),
+        ((("WARM", 300, 0, {}), ("HIT", 400, 0, {})), "CACHE WORKS", "35 % of the last 2 prompts came from the"),
     ],
 )
 def test_the_headline_agrees_with_the_rows(
@@ -168,7 +185,7 @@ def test_while_the_first_request_runs() -> None:
     """A first request that runs is not waited for."""
     row = replace(ROW, verdict=None, phase="forwarded")
     assert "runs" in read(replace(READY, requests=(row,)), NOW_S).detail
-    unknown = replace(ROW, verdict="UNKNOWN")
+    unknown = replace(ROW, verdict=Verdict.UNKNOWN)
     assert read(replace(READY, requests=(unknown,)), NOW_S).head == "NO FIGURES YET"
 
 
