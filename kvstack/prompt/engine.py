@@ -18,8 +18,9 @@ from kvstack.prompt.memory.fingerprint import digest_item, link_up
 from kvstack.prompt.memory.state import Chain, ConversationState, Hints
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rawjson.scan import Edit, JsonPath, NotJson, apply_edits
+from kvstack.prompt.request.apis import Api, api_of
 from kvstack.prompt.request.chat_template import must_alternate, turn_markers
-from kvstack.prompt.request.document import Api, Document, api_of, read_document, spell_path
+from kvstack.prompt.request.document import Document, read_document, spell_path
 from kvstack.prompt.rules.client_detection import detect_client, side_label
 from kvstack.prompt.rules.edits import ByItem, Replacement, body_edits, changed_text, number_keys, settle
 from kvstack.prompt.rules.matcher import find_all
@@ -107,7 +108,7 @@ def apply_rules(
         return RewriteResult(body)
     try:
         text = body.decode("utf-8")
-        markers = turn_markers(chat_template) if api is Api.COMPLETION else None
+        markers = turn_markers(chat_template)
         document = read_document(text, api, markers)
         return _Request(document, rules, memory, headers, must_alternate(chat_template), trace).strip(body)
     except (UnicodeDecodeError, NotJson, RecursionError):
@@ -200,7 +201,7 @@ class _Request:
     def _force_cache_prompt(self) -> list[Edit]:
         """Some clients of the native route say or default `cache_prompt: false`, and then never reuse anything."""
         document = self.document
-        if not (self.rules.settings.force_cache_prompt and document.api is Api.COMPLETION):
+        if not (self.rules.settings.force_cache_prompt and document.format.cache_prompt_forced):
             return []
         if document.top.get("cache_prompt") is not False:
             return []

@@ -8,20 +8,11 @@ and is not spelled anew: key order, numbers, escapes and duplicate keys are what
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvstack.prompt.rawjson.scan import NotJson, read_value, skip_space, walk_object
-from kvstack.prompt.request.document import Api
-
-_DEFAULT_PATHS = {
-    Api.CHAT: "/v1/chat/completions",
-    Api.RESPONSES: "/v1/responses",
-    Api.MESSAGES: "/v1/messages",
-    Api.COMPLETION: "/completion",
-}
-
+from kvstack.prompt.request.apis import REQUEST_FORMATS, Api, api_by_shape
 
 _MAX_DIGITS = 4000
 
@@ -54,7 +45,12 @@ class Recorded:
     @property
     def endpoint(self) -> str:
         """Its path, or the one that the shape of its body tells."""
-        return self.path or default_path(self.value) or _DEFAULT_PATHS[Api.CHAT]
+        return self.path or REQUEST_FORMATS[api_by_shape(self.value) or Api.CHAT].endpoint
+
+    @property
+    def is_model_request(self) -> bool:
+        """Whether it is a client's normal request and carries a prompt."""
+        return self.kind not in ("side", "probe") and api_by_shape(self.value) is not None
 
 
 def read_recording(text: str) -> list[Recorded]:
@@ -124,16 +120,3 @@ def _pairs(headers: Any) -> tuple[tuple[str, str], ...]:
         return ()
     pairs = [pair for pair in headers if isinstance(pair, list | tuple) and len(pair) == 2]
     return tuple((name, held) for name, held in pairs if isinstance(name, str) and isinstance(held, str))
-
-
-def default_path(body: Mapping[str, Any]) -> str | None:
-    """Tell the endpoint by a body's shape; None if it carries no prompt."""
-    if "input" in body:
-        return _DEFAULT_PATHS[Api.RESPONSES]
-    if "messages" in body:
-        tools = body.get("tools")
-        anthropic_tools = isinstance(tools, list) and any(
-            isinstance(tool, dict) and "input_schema" in tool for tool in tools
-        )
-        return _DEFAULT_PATHS[Api.MESSAGES if "system" in body or anthropic_tools else Api.CHAT]
-    return _DEFAULT_PATHS[Api.COMPLETION] if "prompt" in body else None

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstack.errors import Problem
-from kvstack.prompt.recording import Recorded, RecordingError, default_path, read_recording
-from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.recording import Recorded, RecordingError, read_recording
+from kvstack.prompt.request.apis import REQUEST_FORMATS, Api, api_of
 
 USER_TEXT = "Hi"
 
@@ -71,8 +71,6 @@ _SAMPLING_KEYS = frozenset(
     }
 )
 
-_LISTS = {Api.CHAT: "messages", Api.MESSAGES: "messages", Api.RESPONSES: "input"}
-
 # Of a body, then of a message or input item.
 _SAYING_KEYS = ("system", "instructions", "tools", "content", "tool_calls", "arguments", "output", "summary")
 
@@ -111,11 +109,16 @@ def from_system_prompt(system_prompt: str, user_text: str = USER_TEXT) -> Warmup
 def with_user_text(request: WarmupRequest, user_text: str) -> WarmupRequest:
     """The same request with another user text behind the prefix; a raw prompt has none and stays as it is."""
     body: dict[str, Any] = json.loads(request.body)
-    for key in ("messages", "input"):
-        if isinstance(body.get(key), list):
-            body[key] = [*body[key][:-1], {"role": "user", "content": user_text}]
-            return replace(request, body=_encoded(body))
-    return request
+    key = _items_key(request.path)
+    if key is None or not isinstance(body.get(key), list):
+        return request
+    body[key] = [*body[key][:-1], {"role": "user", "content": user_text}]
+    return replace(request, body=_encoded(body))
+
+
+def _items_key(path: str) -> str | None:
+    api = api_of(path)
+    return REQUEST_FORMATS[api].items_key if api is not None else None
 
 
 def from_recording(text: str, path: str | None = None, user_text: str = USER_TEXT) -> WarmupRequest | Problem:
@@ -135,7 +138,7 @@ def from_recording(text: str, path: str | None = None, user_text: str = USER_TEX
         recorded = read_recording(text)
     except RecordingError as error:
         return Problem("warmup.request_file", f"is no recorded request: {error}")
-    normal = [one for one in recorded if one.kind not in ("side", "probe") and default_path(one.value) is not None]
+    normal = [one for one in recorded if one.is_model_request]
     if not normal:
         return Problem("warmup.request_file", "holds no model request (a JSON object with messages, input or prompt)")
     made = [_from_recorded(one, path, user_text) for one in normal]
@@ -155,11 +158,11 @@ def _from_recorded(recorded: Recorded, path: str | None, user_text: str) -> Warm
 
 def shares_nothing(request: WarmupRequest) -> bool:
     """Whether a request has neither system text nor tools: all that it warms is how the chat template begins."""
-    body: dict[str, Any] = json.loads(request.body)
-    api = api_of(request.path)
-    if api is None or api is Api.COMPLETION:
+    key = _items_key(request.path)
+    if key is None:
         return False  # a raw prompt is taken whole
-    leading = _leading(body[_LISTS[api]])
+    body: dict[str, Any] = json.loads(request.body)
+    leading = _leading(body[key])
     return not (any(map(_says_something, leading)) or _says_something(body))
 
 
@@ -250,29 +253,21 @@ def _encoded(body: dict[str, Any]) -> bytes:
 
 
 def _cut(api: Api, body: dict[str, Any], user_text: str) -> dict[str, Any] | Problem:
+    """Cut a client's body down to what its conversations share."""
+    its = REQUEST_FORMATS[api]
     kept = {key: value for key, value in body.items() if key not in _ANSWER_KEYS}
-    match api:
-        case Api.CHAT | Api.MESSAGES:
-            messages = body.get("messages")
-            if not isinstance(messages, list):
-                return Problem("warmup.request_file", "its messages are no list")
-            if not _has_prompt(body, messages):
-                return _NO_PROMPT
-            kept["messages"] = [*_leading(messages), {"role": "user", "content": user_text}]
-            kept |= {"max_tokens": 1, "stream": False}
-        case Api.RESPONSES:
-            items = body.get("input")
-            leading = _leading(items) if isinstance(items, list) else []
-            if not _has_prompt(body, items if isinstance(items, list) else [{"content": items}]):
-                return _NO_PROMPT
-            kept["input"] = [*leading, {"role": "user", "content": user_text}]
-            kept |= {"max_output_tokens": 1, "stream": False}
-        case Api.COMPLETION:
-            prompt = body.get("prompt", body.get("content"))
-            if not (isinstance(prompt, str | list | dict) and prompt):
-                return _NO_PROMPT
-            # A raw prompt shows no border between what is shared and what is not; all of it is evaluated.
-            kept |= {"n_predict": 0, "max_tokens": 1, "stream": False, "cache_prompt": True}
+    kept |= its.shortest_answer
+    if its.items_key is None:
+        prompt = next((body[key] for key in its.prompt_keys if key in body), None)
+        return kept if prompt and isinstance(prompt, str | list | dict) else _NO_PROMPT
+    items = body.get(its.items_key)
+    if not isinstance(items, list):
+        if not its.items_may_be_text:
+            return Problem("warmup.request_file", f"its {its.items_key} are no list")
+        items = [{"content": items}]
+    if not _has_prompt(body, items):
+        return _NO_PROMPT
+    kept[its.items_key] = [*_leading(items), {"role": "user", "content": user_text}]
     return kept
 
 

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from starlette.types import Scope
 
 from kvstack.prompt.rawjson.scan import NotJson
-from kvstack.prompt.request.document import api_of, read_document
+from kvstack.prompt.request.apis import api_of
+from kvstack.prompt.request.document import read_document
 from kvstack.state.events import RequestReceived
 
 MAX_BODY_BYTES = 32 * 1024 * 1024

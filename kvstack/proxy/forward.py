@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from kvstack.llama.response import AnswerTap
 from kvstack.prompt.diff.previous import Compared
 from kvstack.prompt.engine import RewriteResult
-from kvstack.prompt.request.document import api_of
+from kvstack.prompt.request.apis import api_of
 from kvstack.proxy.body import BodyError, ClientGone, cancel_when_gone, decode_body, read_body
 from kvstack.proxy.capture import Captures
 from kvstack.proxy.error_bodies import error_body

@@ -19,7 +19,7 @@ from kvstack.process.machine import look_at_machine, look_at_model
 from kvstack.process.models import make_slot_directory, resolve_model
 from kvstack.process.probe import find_binary, probe
 from kvstack.prompt.pattern.pattern import PatternError, compile_pattern
-from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.request.apis import can_be_rendered
 from kvstack.prompt.rules.compiler import compile_rules, parse_pack
 from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
 from kvstack.prompt.warmup_request import WarmupRequest, from_recording, from_system_prompt, shares_nothing
@@ -236,7 +236,7 @@ def _place_snapshots(
     """Where prefix snapshots go, or why there are none; the reason is empty where none are wanted."""
     if warmup is None or not config.warmup.snapshot:
         return None, ""
-    if api_of(warmup.path) is not Api.CHAT:
+    if not can_be_rendered(warmup.path):
         return None, f"only chat completions can be rendered, not {warmup.path}"
     assert facts.capabilities is not None
     if not facts.capabilities.has("--slot-save-path"):

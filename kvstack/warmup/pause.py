@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kvstack.bus import Bus
-from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.request.apis import can_be_rendered
 from kvstack.prompt.warmup_request import head_digest
 from kvstack.state.events import WarmupStepped
 from kvstack.state.lifecycle import State
@@ -97,7 +97,7 @@ class Pause:
         row = stack_state.row(number)
         key = (row.conversation if row is not None else None) or number
         self._newest.pop(key, None)
-        head = head_digest(body) if api_of(path) is Api.CHAT and len(body) <= HEAD_BYTES else None
+        head = head_digest(body) if can_be_rendered(path) and len(body) <= HEAD_BYTES else None
         self._newest[key] = (stack_state.join.run, Conversation(number, path, head))
         while len(self._newest) > CONVERSATIONS_KEPT:
             self._newest.popitem(last=False)

@@ -21,7 +21,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
 from kvstack.llama.model.memory import MIB
-from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.request.apis import can_be_rendered
 from kvstack.prompt.warmup_request import WarmupRequest, head_digest
 from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Props, Upstream
@@ -187,7 +187,7 @@ class PrefixSnapshots:
         head = head_digest(request.body)
         for conversation in self._occupancy.conversations():
             number, path = conversation.request, conversation.path
-            if api_of(path) is not Api.CHAT:
+            if not can_be_rendered(path):
                 raise NoSnapshot(f"whether request {number} ({path}) begins with the prefix, cannot be told")
             if conversation.head is not None and conversation.head == head:
                 return number

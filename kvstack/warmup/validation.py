@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from kvstack.bus import Bus
-from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.request.apis import can_be_rendered
 from kvstack.prompt.warmup_request import WarmupRequest
 from kvstack.state.events import AnswerSeen, Event, Notice, RequestEnded, WarmupJudged
 from kvstack.upstream import Upstream, UpstreamError
@@ -68,7 +68,7 @@ class SnapshotValidator:
             path: Its endpoint.
             body: As the server gets it.
         """
-        if self._prefix is not None and api_of(path) is Api.CHAT:
+        if self._prefix is not None and can_be_rendered(path):
             self._sent[number] = WarmupRequest(path, body)
 
     def seen(self, event: Event) -> None:

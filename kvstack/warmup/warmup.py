@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from kvstack.llama.response import AnswerTap
 from kvstack.prompt.engine import RewriteResult
-from kvstack.prompt.request.document import Api, api_of
+from kvstack.prompt.request.apis import can_be_rendered
 from kvstack.prompt.warmup_request import WarmupRequest, with_user_text
 from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Upstream, UpstreamError
@@ -107,7 +107,7 @@ class Warmer:
 
         None where that cannot be asked: `/apply-template` takes chat completions only.
         """
-        if api_of(request.path) is not Api.CHAT:
+        if not can_be_rendered(request.path):
             return None
         prompts: list[str] = []
         try:

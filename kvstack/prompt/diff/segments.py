@@ -14,7 +14,8 @@ from itertools import zip_longest
 from typing import Any
 
 from kvstack.prompt.rawjson.scan import NotJson
-from kvstack.prompt.request.document import api_of, read_document, spell_path
+from kvstack.prompt.request.apis import api_of
+from kvstack.prompt.request.document import read_document, spell_path
 from kvstack.prompt.request.message import Item
 
 _NO_TEXT = frozenset({"cache_control", "id", "status", "annotations", "call_id", "tool_call_id", "tool_use_id", "name"})

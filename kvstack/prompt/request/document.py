@@ -1,7 +1,7 @@
 """
-One table: where each API keeps the texts of a prompt.
+A request body, read: items in prompt order, each with a role and its texts, and where everything stands.
 
-Everything above this module sees a request as a `Document`: items in prompt order, each with a role and its texts.
+Everything above this module sees a request as a `Document`, whatever its API (`apis` says how each is read).
 A string and a list with one part of the same text are the same text; ids and `cache_control` are no text.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from kvstack.prompt.rawjson.scan import (
@@ -21,73 +20,10 @@ from kvstack.prompt.rawjson.scan import (
     walk_array,
     walk_object,
 )
+from kvstack.prompt.request.apis import REQUEST_FORMATS, Api, RequestFormat
 from kvstack.prompt.request.chat_template import ROLES, Role, TurnMarkers, split_prompt
 from kvstack.prompt.request.message import TEXT_PARTS, Item, Text, read_texts
 from kvstack.prompt.request.tools import tool_names
-
-
-class Api(StrEnum):
-    """A dialect that a client may speak."""
-
-    CHAT = "chat"
-    RESPONSES = "responses"
-    MESSAGES = "messages"
-    COMPLETION = "completion"
-
-
-@dataclass(frozen=True, slots=True)
-class _Dialect:
-    """
-    Attributes:
-        items: The key that holds the list of items.
-        system: Top-level keys that hold system texts.
-        prompt: Keys that hold a raw prompt, first one present counts.
-    """
-
-    items: str | None
-    system: tuple[str, ...] = ()
-    prompt: tuple[str, ...] = ()
-
-
-_DIALECTS = {
-    Api.CHAT: _Dialect("messages"),
-    Api.RESPONSES: _Dialect("input", system=("instructions",)),
-    Api.MESSAGES: _Dialect("messages", system=("system",)),
-    Api.COMPLETION: _Dialect(None, prompt=("prompt", "content")),
-}
-
-# llama-server serves most routes with and without /v1; the side routes must see the same text as the main ones.
-_PATHS = {
-    "/chat/completions": Api.CHAT,
-    "/chat/completions/input_tokens": Api.CHAT,
-    "/apply-template": Api.CHAT,
-    "/responses": Api.RESPONSES,
-    "/responses/input_tokens": Api.RESPONSES,
-    "/messages": Api.MESSAGES,
-    "/messages/count_tokens": Api.MESSAGES,
-    "/completion": Api.COMPLETION,
-    "/completions": Api.COMPLETION,
-    "/tokenize": Api.COMPLETION,
-}
-
-_ITEM_ROLES: dict[str, Role] = {
-    "function_call": "assistant",
-    "custom_tool_call": "assistant",
-    "reasoning": "reasoning",
-    "function_call_output": "tool",
-    "custom_tool_call_output": "tool",
-}
-
-
-def api_of(path: str) -> Api | None:
-    """
-    Tell which dialect a request path speaks; None for everything that carries no prompt.
-
-    >>> api_of("/v1/messages?beta=true")
-    <Api.MESSAGES: 'messages'>
-    """
-    path = path.partition("?")[0].rstrip("/")
-    return _PATHS.get(path.removeprefix("/api").removeprefix("/v1"))
 
 
 def spell_path(path: Sequence[str | int]) -> str:
@@ -105,7 +41,7 @@ class Document:
 
     Attributes:
         text: The body, decoded.
-        api: Its dialect.
+        api: Its API.
         items: System texts, messages, input items or turns, in prompt order.
         top: Top-level values; the item list is in `items` only.
         array: The item list; None if there is none.
@@ -127,9 +63,9 @@ class Document:
     _arrays: dict[JsonPath, Array] = field(default_factory=dict)
 
     @property
-    def items_key(self) -> str | None:
-        """The key of the item list."""
-        return _DIALECTS[self.api].items
+    def format(self) -> RequestFormat:
+        """How requests of its API are built."""
+        return REQUEST_FORMATS[self.api]
 
     @property
     def before_list(self) -> int:
@@ -161,7 +97,7 @@ class Document:
             if place is None:
                 raise KeyError(path)
             return place
-        array = self.array if holder == (self.items_key,) else self._arrays.get(holder)
+        array = self.array if holder == (self.format.items_key,) else self._arrays.get(holder)
         if array is None:
             self._arrays[holder] = array = walk_array(self.text, self.locate(holder)[0])
         return array.starts[step], array.ends[step]
@@ -173,44 +109,45 @@ def read_document(text: str, api: Api, markers: TurnMarkers | None = None) -> Do
 
     Args:
         text: The body, decoded.
-        api: Its dialect.
+        api: Its API.
         markers: Role markers of the model's chat template, to split a raw prompt into turns.
 
     Raises:
         NotJson: It is not one JSON object.
     """
-    dialect = _DIALECTS[api]
+    its = REQUEST_FORMATS[api]
     start = skip_space(text, 0)
     if not text.startswith("{", start):
         raise NotJson("a body is an object")
-    deep = (dialect.items,) if dialect.items else ()
+    deep = (its.items_key,) if its.items_key else ()
     members, top, end = walk_object(text, start, deep=deep)
     if skip_space(text, end) != len(text):
         raise NotJson("text behind the body")
     spans = {member.key: (member.start, member.end) for member in members}
     document = Document(text, api, [], top, tool_names=tool_names(top.get("tools")), _spans=spans)
-    if dialect.items is None:
-        _read_prompt(document, dialect, markers)
+    if its.items_key is None:
+        _read_prompt(document, markers)
         return document
-    for key in dialect.system:
+    for key in its.system_keys:
         value = top.get(key)
         texts = read_texts(value, (key,))
         if texts:
             document.items.append(Item(key, -1, "system", texts, value, leading=True))
-    listed = top.get(dialect.items)
-    if isinstance(listed, str):
+    listed = top.get(its.items_key)
+    if isinstance(listed, str) and its.items_may_be_text:
         document.count = 1
-        document.items.append(Item(dialect.items, -1, "user", [Text((dialect.items,), listed)], listed))
+        document.items.append(Item(its.items_key, -1, "user", [Text((its.items_key,), listed)], listed))
     elif isinstance(listed, Array):
         document.array = listed
         document.count = len(listed.values)
-        _read_items(document, dialect.items, listed.values)
+        _read_items(document, its.items_key, listed.values)
     return document
 
 
 def _read_items(document: Document, key: str, values: Sequence[Any]) -> None:
     """Make the items of the item list."""
     leading = True
+    item_roles = document.format.item_roles
     append = document.items.append
     for index, value in enumerate(values):
         role: Role = "other"
@@ -221,22 +158,22 @@ def _read_items(document: Document, key: str, values: Sequence[Any]) -> None:
                 if role == "user" and _holds_results(value.get("content")):
                     role = "tool"
             elif type(value.get("type")) is str:
-                role = _ITEM_ROLES.get(value["type"], "other")
+                role = item_roles.get(value["type"], "other")
         leading = leading and role == "system"
         append(Item(key, index, role, None, value, leading, True))
 
 
 def _holds_results(content: Any) -> bool:
-    """Tell whether content is nothing but results of tools, which one dialect sends in the user's name."""
+    """Whether content consists of tool results, which one API sends in the user's name."""
     if type(content) is not list:
         return False
     kinds = {part.get("type", "text") for part in content if isinstance(part, dict) and type(part.get("type")) is str}
     return "tool_result" in kinds and kinds.isdisjoint(TEXT_PARTS)
 
 
-def _read_prompt(document: Document, dialect: _Dialect, markers: TurnMarkers | None) -> None:
+def _read_prompt(document: Document, markers: TurnMarkers | None) -> None:
     """Split a raw prompt into turns at the role markers of the chat template."""
-    key = next((key for key in dialect.prompt if key in document.top), None)
+    key = next((key for key in document.format.prompt_keys if key in document.top), None)
     prompt = document.top.get(key) if key else None
     document.count = 1
     document.split = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvstack.prompt.rawjson.offsets import raw_offsets
 from kvstack.prompt.rawjson.scan import Edit, JsonPath, escape, removal, walk_array
-from kvstack.prompt.request.document import Api, Document
+from kvstack.prompt.request.document import Document
 from kvstack.prompt.request.message import Text
 from kvstack.prompt.rules.ruleset import Rule
 
@@ -165,9 +165,8 @@ def _inside_literal(document: Document, path: JsonPath, group: Sequence[Replacem
 def _added_part(document: Document, path: JsonPath, group: Sequence[Replacement]) -> Edit:
     """Add a text part to an item that has none."""
     array = walk_array(document.text, document.locate(path[:-2])[0])
-    kind = "input_text" if document.api is Api.RESPONSES else "text"
     words = "".join(op.new or "" for op in group).lstrip("\n")
-    part = f'{{"type": "{kind}", "text": "{escape(words)}"}}'
+    part = f'{{"type": "{document.format.text_part}", "text": "{escape(words)}"}}'
     by = tuple(cause for op in group for cause in op.by)
     return Edit(array.end - 1, array.end - 1, f", {part}" if array.values else part, by)
 

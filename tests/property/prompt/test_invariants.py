@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from kvstack.prompt.diff.segments import common_prefix, render
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
-from kvstack.prompt.request.document import Api, read_document
+from kvstack.prompt.request.apis import Api
+from kvstack.prompt.request.document import read_document
 from tests.property.prompt.packed import RULES, compiled
 from tests.property.prompt.requests import (
     PATHS,

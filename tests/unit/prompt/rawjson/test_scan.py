@@ -11,7 +11,8 @@ from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rawjson.offsets import raw_offsets
 from kvstack.prompt.rawjson.scan import MAX_ELEMENTS, Edit, NotJson, apply_edits, removal, walk_object
-from kvstack.prompt.request.document import Api, read_document
+from kvstack.prompt.request.apis import Api
+from kvstack.prompt.request.document import read_document
 from kvstack.prompt.rules.compiler import compile_rules
 from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
 

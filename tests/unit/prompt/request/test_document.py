@@ -9,8 +9,9 @@ import pytest
 
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.request.apis import Api, api_of
 from kvstack.prompt.request.chat_template import turn_markers
-from kvstack.prompt.request.document import Api, api_of, read_document
+from kvstack.prompt.request.document import read_document
 from kvstack.prompt.rules.ruleset import RuleSet
 
 STAMP = "[Wed 2026-02-18 20:48 UTC] "

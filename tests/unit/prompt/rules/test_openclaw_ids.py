@@ -9,7 +9,7 @@ import pytest
 
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
-from kvstack.prompt.request.document import Api
+from kvstack.prompt.request.apis import Api
 from kvstack.prompt.rules.ruleset import RuleSet
 
 SYSTEM = (
