@@ -40,7 +40,6 @@ def parse_config(text: str, source: Path, home: Path, overrides: Sequence[str] =
         raise ConfigError(str(source), [_syntax_problem(error, text)], _CORRECT_THE_LINE) from None
     lines = key_lines(text)
     problems = apply_overrides(raw, overrides, lines)
-    problems += table_lists_repaired(raw, lines)
     raw.setdefault("name", source.stem)
     problems += _cross_problems(raw, lines)
     config: Config | None = None
@@ -103,34 +102,6 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str], lines: dict[s
     """
     found = (_apply_override(raw, override, lines) for override in overrides)
     return [problem for problem in found if problem is not None]
-
-
-def table_lists_repaired(raw: dict[str, Any], lines: dict[str, int]) -> list[Problem]:
-    """
-    Make a list of a table where a list of tables is meant, `[rules.add]` for `[[rules.add]]`, so that what it says is
-    checked as well.
-
-    Args:
-        raw: The file's table, which is changed.
-        lines: Where each key stands in the file; gets the keys of the list's first table.
-
-    Returns:
-        A problem for each, with the way to write it.
-    """
-    problems = []
-    for path in _TABLE_LISTS:
-        *sections, key = path.split(".")
-        table: Any = raw
-        for section in sections:
-            table = table.get(section) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(table.get(key), dict):
-            table[key] = [table[key]]
-            problems.append(Problem(path, f"is one table: {_write_list(path)}", lines.get(path)))
-            within = {name: line for name, line in lines.items() if name.startswith(f"{path}.")}
-            lines.update({f"{path}.0{name.removeprefix(path)}": line for name, line in within.items()})
-            if path in lines:
-                lines[f"{path}.0"] = lines[path]
-    return problems
 
 
 def _write_list(path: str) -> str:

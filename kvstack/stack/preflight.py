@@ -1,20 +1,27 @@
 """
-A config file and what is part of it: its rules, the prompt that it names, the arguments that it adds.
+What is wrong with a config before anything is started: keys, then rules, prompt and arguments, then this machine.
 
-Each is checked in a layer of its own.  A fault in one must not hide those in another, so that a person who corrects
-what is named is done.
+All problems of one layer are named at once; the next layer is checked when the one before has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kvstack.config.model import Config
 from kvstack.config.parse import parse_config
-from kvstack.config.salvage import Salvaged, salvage
-from kvstack.errors import ConfigError
-from kvstack.stack.plan import load_rules, load_warmup, pattern_problems, refuse_arguments, with_lines
+from kvstack.doctor.facts import Facts
+from kvstack.errors import ConfigError, KvstackError
+from kvstack.llama.command.argv import child_environment, judge_arguments, server_argv
+from kvstack.llama.command.capabilities import Capabilities
+from kvstack.process.machine import look_at_model
+from kvstack.process.models import resolve_model
+from kvstack.process.probe import find_binary, probe
+from kvstack.rundir import cache_dir
+from kvstack.stack.plan import check_model
+from kvstack.stack.rules_loader import load_rules, load_warmup, with_lines
 
 
 def check_config(text: str, source: Path, home: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> Config:
@@ -30,49 +37,87 @@ def check_config(text: str, source: Path, home: Path, overrides: Sequence[str], 
             flags (else who starts it asks).
 
     Raises:
-        ConfigError: Something cannot be used; all problems are named, wherever they are.
+        ConfigError: Something cannot be used.
     """
+    config = parse_config(text, source, home, overrides)
     errors: list[ConfigError] = []
-    usable: Salvaged | None
-    try:
-        config = parse_config(text, source, home, overrides)
-        usable = Salvaged(config, tuple(range(len(config.rules.add))), (), ())
-    except ConfigError as error:
-        errors.append(error)
-        usable = salvage(text, source, home, overrides)
-    if usable is not None:
-        errors += _further(usable, source, errors)
-        if errors and usable.is_whole("server.binary"):
-            try:
-                refuse_arguments(usable.config, source, environ)
-            except ConfigError as error:
-                errors.append(error)
-        if not errors:
-            return usable.config
-    problems = {(problem.path, problem.message): problem for error in errors for problem in error.problems}
-    ordered = sorted(problems.values(), key=lambda problem: (problem.line is None, problem.line or 0))
+
+    def check(load: Callable[[], object]) -> None:
+        try:
+            load()
+        except ConfigError as error:
+            errors.append(error)
+
+    check(lambda: load_rules(config, source))
+    check(lambda: load_warmup(config, source))
+    if not errors:
+        return config
+    check(lambda: _check_arguments(config, source, environ))
+    problems = [problem for error in errors for problem in error.problems]
     steps = dict.fromkeys(line for error in errors for line in error.next_step.splitlines())
+    ordered = sorted(problems, key=lambda problem: (problem.line is None, problem.line or 0))
     raise ConfigError(str(source), ordered, "\n".join(steps))
 
 
-def _further(usable: Salvaged, source: Path, errors: Sequence[ConfigError]) -> list[ConfigError]:
-    """What is wrong with the rules and with the prompt for the warm-up."""
-    found: list[ConfigError] = []
+def _check_arguments(config: Config, config_path: Path, environ: Mapping[str, str] | None) -> None:
+    """
+    Refuse arguments and variables in the config that would undo what kvstack needs.
+
+    Args:
+        config: The stack.
+        config_path: Its file, absolute.
+        environ: The environment of this process, in which a binary is looked for that knows all its flags; None to ask
+            no binary.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    capabilities: Capabilities | None = None
+    if environ is not None and not config.attached:
+        with contextlib.suppress(KvstackError):
+            env, _ = child_environment(config, environ)
+            capabilities = probe(find_binary(config, environ), env, cache_dir())
     try:
-        load_rules(usable.config, source, usable.rules)
+        judge_arguments(config, capabilities, source=str(config_path))
     except ConfigError as error:
+        raise with_lines(error, config_path) from None
+
+
+def preflight(config: Config, config_path: Path, environ: Mapping[str, str]) -> list[KvstackError]:
+    """
+    Look for what the config names and this machine does not have, or not in a usable form.
+
+    Asks the binary what it can do, and starts nothing else.
+
+    Args:
+        config: The parsed config.
+        config_path: Its file, absolute.
+        environ: The environment of this process.
+
+    Returns:
+        What `up` would end with: the binary's fault, the model's, a device's.
+
+    Raises:
+        ConfigError: An argument in the config cannot be used with this binary.
+    """
+    found: list[KvstackError] = []
+    model = config.server.model
+    if config.attached:
+        return found
+    try:
+        binary = find_binary(config, environ)
+        env, _ = child_environment(config, environ)
+        server_argv(
+            config, probe(binary, env, cache_dir()), str(binary), str(model) if model else None, source=str(config_path)
+        )
+    except ConfigError as error:
+        raise with_lines(error, config_path) from None
+    except KvstackError as error:
         found.append(error)
-    # A pattern that is refused for its form says nothing more by its tokens.
-    refused = {problem.path for error in errors for problem in error.problems}
-    patterns = [
-        (path, text) for path, text in usable.patterns if not any(f"{one}.".startswith(f"{path}.") for one in refused)
-    ]
-    alone = pattern_problems(patterns)
-    if alone:
-        found.append(with_lines(ConfigError(str(source), alone), source))
-    if usable.is_whole("warmup"):
-        try:
-            load_warmup(usable.config, source)
-        except ConfigError as error:
-            found.append(error)
+        _check_arguments(config, config_path, None)
+    try:
+        if model is not None and resolve_model(config, cache_dir()) is not None:
+            check_model(Facts(config, model=look_at_model(model)))
+    except KvstackError as error:
+        found.append(error)
     return found

@@ -12,7 +12,7 @@ from kvstack.config.parse import parse_config
 from kvstack.llama.command.argv import server_argv
 from kvstack.llama.command.capabilities import parse_capabilities
 from kvstack.prompt.engine import apply_rules
-from kvstack.stack.plan import load_rules
+from kvstack.stack.rules_loader import load_rules
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))

@@ -14,7 +14,7 @@ from kvstack.errors import ExitCode
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.ruleset import RuleSet
-from kvstack.stack.plan import load_rules
+from kvstack.stack.rules_loader import load_rules
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

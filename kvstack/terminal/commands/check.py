@@ -19,7 +19,7 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, as_json: Js
     """
 
     def action() -> output.Result:
-        from kvstack.stack.plan import preflight  # noqa: PLC0415 - other verbs must not pay for it
+        from kvstack.stack.preflight import preflight  # noqa: PLC0415 - other verbs must not pay for it
 
         parsed, path = load_checked(config, overrides)
         missing = preflight(parsed, path, os.environ)

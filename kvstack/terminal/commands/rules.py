@@ -180,7 +180,7 @@ def _compare(told: Sequence[Mapping[str, Any]], run: RunFile) -> tuple[list[str]
 
 
 def _rules(config: str | None) -> RuleSet:
-    from kvstack.stack.plan import load_rules  # noqa: PLC0415 - only when the verb runs
+    from kvstack.stack.rules_loader import load_rules  # noqa: PLC0415 - only when the verb runs
     from kvstack.terminal.config_file import load_config  # noqa: PLC0415
 
     if config is not None:

@@ -11,7 +11,7 @@ from kvstack.config.parse import parse_config
 from kvstack.errors import ConfigError, Problem
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.rules.ruleset import RuleSet
-from kvstack.stack.plan import load_rules
+from kvstack.stack.rules_loader import load_rules
 
 START = '[server]\nmodel = "x"\n'
 
