@@ -233,6 +233,7 @@ class _Request:
         signs = Hints(
             session=self._session(),
             current=live,
+            trailing={self.document.items[one.index].texts[0].value.strip() for one in self.findings.carriers},
             trailing_key=next((one.trailing_key for one in self.findings.carriers if one.trailing_key), ""),
             dropped_fingerprint=self.findings.dropped_fingerprint,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -128,11 +128,13 @@ class Hints:
     Attributes:
         session: The client's own name of the conversation.
         current: What stands now where values are frozen.
+        trailing: Texts of the trailing messages that it holds.
         trailing_key: What all trailing messages of the conversation have in common.
         dropped_fingerprint: What was dropped from its first user text.
     """
 
     session: str | None = None
     current: Mapping[str, str] = field(default_factory=dict)
+    trailing: Collection[str] = ()
     trailing_key: str = ""
     dropped_fingerprint: DroppedFingerprint = NOTHING_DROPPED

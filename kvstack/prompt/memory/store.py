@@ -79,14 +79,14 @@ class ConversationMemory:
                 self._links.move_to_end(link)
                 waiting = list(self._waiting(chain, candidates, hints)) if index == last else []
                 found = _only_one([*waiting, *candidates], hints)
-                return found and _as_far_as_certain(found, hints, turns=chain.users[index])
+                return found and _taken_over(found, hints, only_first=_is_first_turn(chain, index))
         return None
 
     def _fitting(self, chain: Chain, index: int, hints: Hints) -> Iterator[ConversationState]:
         """Yield the states at a link that nothing says to be another conversation's."""
         for state in self._links.get(chain.links[index], ()):
             if not _contradicts(state, hints) and (
-                chain.users[index] > 1 or state.current == hints.current or _is_certain(state, hints)
+                not _is_first_turn(chain, index) or state.current == hints.current or _is_certain(state, hints)
             ):
                 yield state
 
@@ -101,8 +101,10 @@ class ConversationMemory:
         for index in range(len(chain.links) - 2, -1, -1):
             if chain.users[-1] - chain.users[index] > 1:
                 break
-            for state in self._fitting(chain, index, hints):
-                if state.conversation not in names and self._newest.get(state.conversation) == chain.links[index]:
+            link = chain.links[index]
+            for state in self._links.get(link, ()):
+                waits = state.conversation not in names and self._newest.get(state.conversation) == link
+                if waits and not _contradicts(state, hints):
                     yield state
 
     def begin(self, hints: Hints) -> ConversationState:
@@ -154,6 +156,11 @@ class ConversationMemory:
                 self._bytes -= cost
 
 
+def _is_first_turn(chain: Chain, index: int) -> bool:
+    """Return whether a link covers no more than the first turn: one user text, and no answer."""
+    return chain.answered is not None and index < chain.answered and chain.users[index] < 2
+
+
 def _contradicts(state: ConversationState, hints: Hints) -> bool:
     """Return whether both name the conversation, and not by the same name."""
     return any(
@@ -173,14 +180,15 @@ def _is_certain(state: ConversationState, hints: Hints) -> bool:
     )
 
 
-def _as_far_as_certain(state: ConversationState, hints: Hints, *, turns: int) -> ConversationState:
+def _taken_over(state: ConversationState, hints: Hints, *, only_first: bool) -> ConversationState:
     """
-    Return what the request takes over.  Trailing messages, which say who wrote what to whom, are put back under a key
-    or after two equal turns only.
+    Return what a request takes over.  Trailing messages, which say who wrote what to whom, are put back under a key or
+    after two equal turns only, unless the request holds the same ones.
     """
-    if turns < 2 and not _is_certain(state, hints) and not (state.trailing_key and hints.trailing_key):
-        appended = tuple(entry for entry in state.appended if not entry.trailing)
-        state = replace(state, placed=(), appended=appended)
+    if only_first and not _is_certain(state, hints) and not (state.trailing_key and hints.trailing_key):
+        placed = tuple(entry for entry in state.placed if entry.text.strip() in hints.trailing)
+        own = [entry for entry in state.appended if not entry.trailing or entry.text.strip() in hints.trailing]
+        state = replace(state, placed=placed, appended=tuple(own))
     return replace(state, session=state.session or hints.session, trailing_key=state.trailing_key or hints.trailing_key)
 
 

@@ -259,7 +259,7 @@ def requests(client: Client, said: list[Turn], days: list[int]) -> list[Body]:
     """A whole conversation as the requests that it sends, tool rounds included."""
     made = []
     for number in range(1, len(said) + 1):
-        day = days[min(number, len(days)) - 1]
+        day = days[max(min(number - 1, len(days)), 1) - 1]  # another one at the second turn begins anew
         made.append(body(client, said[:number], loop=False, day=day))
         if said[number - 1].call:
             made.append(body(client, said[:number], loop=True, day=day))

@@ -75,7 +75,7 @@ def test_carriers_in_any_order(talk: list[list[list[str]]], responses: bool) -> 
                 loop += called(f"c{number}{step}", responses=responses)
             own = [carrier(words) for words in said]
             items = [*history, *own, *loop] if responses else [*history, *loop, *own]
-            raw = json.dumps({key: items}).encode()
+            raw = json.dumps({key: items, "prompt_cache_key": "s"}).encode()
             body = apply_rules(raw, path, RULES, memory).body
             assert apply_rules(raw, path, RULES, memory).body == body
             rendered = render(body, path)
@@ -111,7 +111,7 @@ def test_carriers_where_roles_must_alternate(talk: list[list[list[str]]], respon
                 loop += called(f"c{number}{step}", responses=responses)
             own = [carrier(words) for words in said]
             items = [*history, *own, *loop] if responses else [*history, *loop, *own]
-            raw = json.dumps({key: items}).encode()
+            raw = json.dumps({key: items, "prompt_cache_key": "s"}).encode()
             body = apply_rules(raw, path, RULES, memory, chat_template=STRICT).body
             assert apply_rules(raw, path, RULES, memory, chat_template=STRICT).body == body
             sent = json.loads(body)[key]

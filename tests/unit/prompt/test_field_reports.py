@@ -282,15 +282,16 @@ def test_fr_12_git_status_is_frozen(rules: RuleSet) -> None:
     headers = [("User-Agent", "claude-cli/2.1.197 (external, sdk-cli)")]
 
     def body(turn: int, status: str) -> Body:
-        turns = [message("user", "a"), message("assistant", "b")] * turn
+        turns = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")]
         return {
             "system": [{"type": "text", "text": f"You are …\n\ngitStatus: x\n\nStatus:\n{status}"}],
-            "messages": [*turns, message("user", "c")],
+            "messages": [*turns[: 2 * turn], message("user", "ace"[turn])],
         }
 
     memory = ConversationMemory()
-    send(rules, body(0, "(clean)") | {"messages": [message("user", "a")]}, "/v1/messages", memory, headers)
-    later, _ = send(rules, body(1, " M src/a.py"), "/v1/messages", memory, headers)
+    send(rules, body(0, "(clean)"), "/v1/messages", memory, headers)
+    send(rules, body(1, "(clean)"), "/v1/messages", memory, headers)
+    later, _ = send(rules, body(2, " M src/a.py"), "/v1/messages", memory, headers)
     assert later["system"][0]["text"].endswith("(clean)")
     fresh, _ = send(
         rules, {**body(0, " M src/a.py"), "messages": [message("user", "z")]}, "/v1/messages", memory, headers
@@ -300,15 +301,16 @@ def test_fr_12_git_status_is_frozen(rules: RuleSet) -> None:
 
 def test_fr_13_date_at_midnight(rules: RuleSet) -> None:
     """FR-13: the date stays what it was in the system text, and the new one is told once, in the newest turn."""
-    days = ["Sun Mar 22 2026", "Mon Mar 23 2026", "Mon Mar 23 2026"]
-    bodies = grown(lambda turn: f"<env>\n  Today's date: {days[turn]}\n</env>", lambda turn, _: f"words {turn}")
+    days = ["Sun Mar 22 2026", "Sun Mar 22 2026", "Mon Mar 23 2026", "Mon Mar 23 2026"]
+    bodies = grown(lambda turn: f"<env>\n  Today's date: {days[turn]}\n</env>", lambda turn, _: f"words {turn}", 4)
     memory = ConversationMemory()
     client = [("User-Agent", "opencode/1.18.33")]
-    one, two, three = (send(rules, body, memory=memory, headers=client)[0] for body in bodies)
+    one, two, three, four = (send(rules, body, memory=memory, headers=client)[0] for body in bodies)
     assert extends(one, two)
     assert extends(two, three)
-    assert two["messages"][-1]["content"] == "words 1\n\n[Today's date: Mon Mar 23 2026]"
-    assert three["messages"][-1]["content"] == "words 2"
+    assert extends(three, four)
+    assert three["messages"][-1]["content"] == "words 2\n\n[Today's date: Mon Mar 23 2026]"
+    assert four["messages"][-1]["content"] == "words 3"
 
 
 @pytest.mark.parametrize(

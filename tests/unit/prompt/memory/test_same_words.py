@@ -73,9 +73,10 @@ def test_a_repetition_is_one_where_nobody_else_waits(rules: RuleSet) -> None:
     memory, one = ConversationMemory(), pi("2026-11-29")
     send(one, HELLO, rules, memory)
     send(one, [{"role": "user", "content": "other words"}], rules, memory)
-    first = send(pi("2026-11-30"), MORE, rules, memory)
-    assert first == [one, "hello", "Hi", "more\n\n[Current date: 2026-11-30]"]
-    assert send(pi("2026-11-30"), MORE, rules, memory) == first
+    send(one, MORE, rules, memory)
+    first = send(pi("2026-11-30"), NEXT, rules, memory)
+    assert first == [one, "hello", "Hi", "more", "ok", "next\n\n[Current date: 2026-11-30]"]
+    assert send(pi("2026-11-30"), NEXT, rules, memory) == first
 
 
 def test_a_session_may_hold_several_conversations(rules: RuleSet, ruled: Callable[..., RuleSet]) -> None:
@@ -92,6 +93,8 @@ def test_a_repetition_while_another_one_waits_is_not_taken_for_its_next(rules: R
     """Where both could be, it is neither: what the model was told is at most told again, in its own words."""
     memory, one, two = ConversationMemory(), pi("2026-11-29"), pi("2026-11-30")
     send(one, HELLO, rules, memory)
-    assert send(two, MORE, rules, memory)[0] == one
+    send(one, MORE, rules, memory)
+    assert send(two, NEXT, rules, memory)[0] == one
     send(two, HELLO, rules, memory)
-    assert send(two, MORE, rules, memory) == [two, "hello", "Hi", "more"]
+    send(two, MORE, rules, memory)
+    assert send(two, NEXT, rules, memory) == [two, "hello", "Hi", "more", "ok", "next"]

@@ -99,20 +99,45 @@ def test_frozen_value_is_replayed_and_its_change_told_once() -> None:
     """The first value stays; the new one is told in the turn that it came with, and never again."""
     memory = ConversationMemory()
     send(ask(U1), memory)
-    second, _ = send(ask(U1, A1, U2, day="2026-11-30"), memory)
+    send(ask(U1, A1, U2), memory)
     third, _ = send(ask(U1, A1, U2, A2, U3, day="2026-11-30"), memory)
-    assert second[0] == third[0] == "TEST\nDay: 2026-11-29\nEnd."
-    assert second[-1] == third[3] == "two\n\n[Day: 2026-11-30]"
-    assert third[-1] == "three"
+    fourth, _ = send(ask(U1, A1, U2, A2, U3, A1, U1, day="2026-11-30"), memory)
+    assert third[0] == fourth[0] == "TEST\nDay: 2026-11-29\nEnd."
+    assert third[-1] == fourth[5] == "three\n\n[Day: 2026-11-30]"
+    assert fourth[-1] == "one"
+
+
+def test_another_value_at_the_second_turn_begins_anew() -> None:
+    """Equal first words alone do not make a conversation: with another date it is a new one, and nothing is told."""
+    memory = ConversationMemory()
+    _, first = send(ask(U1), memory)
+    texts, second = send(ask(U1, A1, U2, day="2026-11-30"), memory)
+    assert (texts[0], texts[-1]) == ("TEST\nDay: 2026-11-30\nEnd.", "two")
+    assert first.conversation != second.conversation
+
+
+def test_trailing_messages_come_back_under_a_key_or_after_two_turns() -> None:
+    """One that names no chat is not put into what may be another conversation that began with the same words."""
+    keyless = ("user", "<carrier>id=1</carrier>")
+    memory = ConversationMemory()
+    send(ask(U1, keyless), memory)
+    assert keyless[1] not in send(ask(U1, A1, U2), memory)[0]
+    send(ask(U1, A1, U2, keyless), memory)
+    assert send(ask(U1, A1, U2, A2, U3), memory)[0][4] == keyless[1]
+    rules = compile_rules([parse_pack('session_headers = "x-session"\n' + PACK.strip(), "test.toml")])
+    memory = ConversationMemory()
+    send(ask(U1, keyless), memory, rules, **{"x-session": "a"})
+    assert send(ask(U1, A1, U2), memory, rules, **{"x-session": "a"})[0][2] == keyless[1]
 
 
 def test_change_in_a_tool_loop_waits_for_the_next_turn() -> None:
     """Nothing is appended to a turn that was answered already; the next turn hears of the change."""
     memory = ConversationMemory()
     send(ask(U1), memory)
-    loop, _ = send(ask(U1, CALL, TOOL, day="2026-11-30"), memory)
-    after, _ = send(ask(U1, CALL, TOOL, A1, U2, day="2026-11-30"), memory)
-    assert loop[1:] == ["one", "calling", "result"]
+    send(ask(U1, CALL, TOOL), memory)
+    loop, _ = send(ask(U1, CALL, TOOL, CALL, TOOL, day="2026-11-30"), memory)
+    after, _ = send(ask(U1, CALL, TOOL, CALL, TOOL, A1, U2, day="2026-11-30"), memory)
+    assert loop[1:] == ["one", "calling", "result", "calling", "result"]
     assert after[-1] == "two\n\n[Day: 2026-11-30]"
 
 
@@ -129,19 +154,21 @@ def test_repeated_request_gets_the_same_bytes() -> None:
     """A retry, with a clock that moved on or not, is sent as the first try was."""
     memory = ConversationMemory()
     send(ask(U1), memory)
-    first = send(ask(U1, A1, U2, day="2026-11-30"), memory)
-    assert send(ask(U1, A1, U2, day="2026-11-30"), memory)[0] == first[0]
-    assert send(ask(U1, A1, U2, day="2026-12-01"), memory)[0] == first[0]
+    send(ask(U1, A1, U2), memory)
+    first = send(ask(U1, A1, U2, A2, U3, day="2026-11-30"), memory)
+    assert send(ask(U1, A1, U2, A2, U3, day="2026-11-30"), memory)[0] == first[0]
+    assert send(ask(U1, A1, U2, A2, U3, day="2026-12-01"), memory)[0] == first[0]
 
 
 def test_edited_turn_continues_from_the_state_before_it() -> None:
     """A turn that the user rewrote finds what was known before that turn."""
     memory = ConversationMemory()
     _, start = send(ask(U1), memory)
-    send(ask(U1, A1, U2, day="2026-11-30"), memory)
-    texts, result = send(ask(U1, A1, ("user", "two, but better"), day="2026-11-30"), memory)
+    send(ask(U1, A1, U2), memory)
+    send(ask(U1, A1, U2, A2, U3, day="2026-11-30"), memory)
+    texts, result = send(ask(U1, A1, U2, A2, ("user", "three, but better"), day="2026-11-30"), memory)
     assert texts[0] == "TEST\nDay: 2026-11-29\nEnd."
-    assert texts[-1] == "two, but better\n\n[Day: 2026-11-30]"
+    assert texts[-1] == "three, but better\n\n[Day: 2026-11-30]"
     assert result.conversation == start.conversation
 
 
@@ -233,11 +260,12 @@ def test_a_carrier_that_says_nothing_is_dropped_unless_an_earlier_one_stands() -
     memory = ConversationMemory()
     assert send(ask(U1, over), memory)[0][1:] == ["one"]
     memory = ConversationMemory()
-    send(ask(U1, C1), memory)
-    second, _ = send(ask(U1, A1, U2, over), memory)
-    assert second[1:] == ["one", C1[1], "yes", "two", over[1]]
+    send(ask(U1), memory)
+    send(ask(U1, A1, U2, C1), memory)
     third, _ = send(ask(U1, A1, U2, A2, U3, over), memory)
-    assert third[1:] == [*second[1:], "no", "three"]
+    assert third[1:] == ["one", "yes", "two", C1[1], "no", "three", over[1]]
+    fourth, _ = send(ask(U1, A1, U2, A2, U3, A1, U1, over), memory)
+    assert fourth[1:] == [*third[1:], "yes", "one"]
 
 
 def test_many_turns_of_another_kind_do_not_end_a_conversation() -> None:
@@ -343,11 +371,13 @@ def test_requests_of_one_conversation_at_the_same_time() -> None:
     """Branches from one state do not see each other: states are superseded, never changed."""
     memory = ConversationMemory()
     send(ask(U1, C1), memory)
-    left, _ = send(ask(U1, A1, ("user", "left"), day="2026-11-30"), memory)
-    right, _ = send(ask(U1, A1, ("user", "right"), C2), memory)
-    again, _ = send(ask(U1, A1, ("user", "left"), A2, U3, day="2026-11-30"), memory)
-    assert left[1:] == ["one", C1[1], "yes", "left\n\n[Day: 2026-11-30]"]
-    assert right[1:] == ["one", C1[1], "yes", "right", C2[1]]
+    send(ask(U1, A1, U2, C2), memory)
+    left, _ = send(ask(U1, A1, U2, A2, ("user", "left"), day="2026-11-30"), memory)
+    right, _ = send(ask(U1, A1, U2, A2, ("user", "right"), C1), memory)
+    again, _ = send(ask(U1, A1, U2, A2, ("user", "left"), A1, U3, day="2026-11-30"), memory)
+    said = ["one", C1[1], "yes", "two", C2[1], "no"]
+    assert left[1:] == [*said, "left\n\n[Day: 2026-11-30]"]
+    assert right[1:] == [*said, "right", C1[1]]
     assert again[: len(left)] == left
 
 
@@ -372,13 +402,14 @@ def test_memory_is_bounded() -> None:
     """Count and bytes stay within their limits, and the oldest requests go first."""
     memory = ConversationMemory(max_requests=10, max_bytes=40_000)
     for number in range(50):
-        send(ask(("user", f"words {number}"), ("user", f"<carrier>{'x' * 900} {number}</carrier>")), memory)
+        send(ask(("user", f"words {number}"), ("user", f"<carrier>chat=7 {'x' * 900} {number}</carrier>")), memory)
         assert len(memory) <= 10
         assert memory.size_bytes <= 40_000
-    texts, _ = send(ask(("user", "words 49"), A1, U2), memory)
-    assert any("<carrier>" in text for text in texts)
-    texts, _ = send(ask(("user", "words 1"), A1, U2), memory)
-    assert not any("<carrier>" in text for text in texts)
+    over = ("user", "<carrier>chat=7 id=0</carrier>")
+    texts, _ = send(ask(("user", "words 49"), A1, U2, over), memory)
+    assert any("xxx" in text for text in texts)
+    texts, _ = send(ask(("user", "words 1"), A1, U2, over), memory)
+    assert not any("xxx" in text for text in texts)
 
 
 def test_a_long_conversation_does_not_push_out_the_others() -> None:
@@ -390,8 +421,8 @@ def test_a_long_conversation_does_not_push_out_the_others() -> None:
         said.append(("user", f"turn {number}"))
         send(ask(*said, ("user", f"<carrier>{'x' * 900} {number}</carrier>")), memory)
         said.append(("assistant", f"answer {number}"))
-    texts, _ = send(ask(("user", "short"), A1, U2), memory)
-    assert texts[1:] == ["short", C1[1], "yes", "two"]
+    texts, _ = send(ask(("user", "short"), A1, U2, C2), memory)
+    assert texts[1:] == ["short", C1[1], "yes", "two", C2[1]]
     assert 150 * 4 * 900 < memory.size_bytes < 150 * 4 * 2_500
     memory.max_requests = 0
     send(ask(("user", "last")), memory)

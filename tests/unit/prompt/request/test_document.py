@@ -185,7 +185,7 @@ def test_a_raw_prompt_continues_its_conversation(rules: RuleSet) -> None:
     """The opened turn at the end is what the model shall say, and no part of what was said."""
     memory = ConversationMemory()
     system = 'You are an agent in the Continue CLI.\nToday\'s date: 2026-11-{}\n<context name="gitStatus">\nx</context>'
-    turns = [("user", "hi"), ("assistant", "yo"), ("user", "more")]
+    turns = [("user", "hi"), ("assistant", "yo"), ("user", "so"), ("assistant", "ok"), ("user", "more")]
 
     def send(day: int, n: int) -> tuple[str, str | None]:
         body = raw(("system", system.format(day)), *turns[:n])
@@ -193,7 +193,8 @@ def test_a_raw_prompt_continues_its_conversation(rules: RuleSet) -> None:
         return json.loads(done.body)["prompt"], done.conversation
 
     first, name = send(29, 1)
-    second, again = send(30, 3)
+    send(29, 3)
+    second, again = send(30, 5)
     assert again == name
     assert second.startswith(first.removesuffix("<|im_start|>assistant\n"))
     assert "2026-11-30" in second.partition("more")[2]

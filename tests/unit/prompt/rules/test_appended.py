@@ -58,9 +58,11 @@ def test_a_turn_that_can_have_no_text_leaves_the_ones_before_alone(rules: RuleSe
         said = f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx {number}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
         return {"role": "user", "content": said}
 
-    first = send("running inside OpenClaw", [HELLO, carrier(1)], rules, memory, STRICT)
-    later = [HELLO, {"role": "assistant", "content": "yes"}, {"role": "user", "content": None}, carrier(2)]
-    assert send("running inside OpenClaw", later, rules, memory, STRICT)[:2] == first
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    send("running inside OpenClaw", said[:1], rules, memory, STRICT)
+    first = send("running inside OpenClaw", [*said, HELLO, carrier(1)], rules, memory, STRICT)
+    later = [*said, HELLO, {"role": "assistant", "content": "yes"}, {"role": "user", "content": None}, carrier(2)]
+    assert send("running inside OpenClaw", later, rules, memory, STRICT)[:4] == first
 
 
 @pytest.mark.parametrize("off", [{"enabled": False}, {"dialects": ("messages",)}])

@@ -13,7 +13,8 @@ from kvstack.prompt.rules.ruleset import RuleSet
 
 Message = dict[str, Any]
 ONE: list[Message] = [{"role": "user", "content": "one"}]
-TWO: list[Message] = [*ONE, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "two"}]
+MORE: list[Message] = [*ONE, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
+TWO: list[Message] = [*MORE, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "two"}]
 
 
 def send(body: dict[str, Any], rules: RuleSet, memory: ConversationMemory, path: str, **headers: str) -> Any:
@@ -31,7 +32,8 @@ def test_a_tool_that_goes_takes_its_own_value_along(rules: RuleSet) -> None:
     memory, header = ConversationMemory(), {"user-agent": "claude-cli/2.1.197"}
     line = "Commit.\nCo-Authored-By: {}".format
     before = tools(mcp__git=line("Team Bot <b@x>"), Bash=line("Claude (1M context)"))
-    send({"system": "x", "messages": ONE, "tools": before}, rules, memory, "/v1/messages", **header)
+    for messages in (ONE, MORE):
+        send({"system": "x", "messages": messages, "tools": before}, rules, memory, "/v1/messages", **header)
     later = {"system": "x", "messages": TWO, "tools": tools(Bash=line("Claude"))}
     assert send(later, rules, memory, "/v1/messages", **header)["tools"] == before[1:]
 
@@ -45,7 +47,8 @@ def test_a_new_tool_in_front_has_its_own_value(ruled: Callable[..., RuleSet]) ->
         return [{"type": "function", "function": tool} for tool in tools(**texts)]
 
     old = described(alpha="Version: 1.0\nVersion: 1.1", beta="Version: 2.0")
-    send({"messages": ONE, "tools": old}, rules, memory, "/v1/chat/completions")
+    for messages in (ONE, MORE):
+        send({"messages": messages, "tools": old}, rules, memory, "/v1/chat/completions")
     new = described(new="Version: 9.9", alpha="Version: 1.2\nVersion: 1.3", beta="Version: 2.1")
     sent = send({"messages": TWO, "tools": new}, rules, memory, "/v1/chat/completions")
     assert sent["tools"] == [new[0], *old]
@@ -61,6 +64,7 @@ def test_a_value_inside_another_one_is_none_of_its_own(rules: RuleSet) -> None:
 
     first = body("fix\nToday's date: 2020-01-01", "2026-11-29", ONE)
     assert send(first, rules, memory, "/v1/chat/completions") == first
+    send(body("fix\nToday's date: 2020-01-01", "2026-11-29", MORE), rules, memory, "/v1/chat/completions")
     sent = send(body("clean", "2026-11-30", TWO), rules, memory, "/v1/chat/completions")["messages"]
     assert sent[0] == first["messages"][0]
     assert sent[-1]["content"] == "two\n\n[Today's date: 2026-11-30]"
@@ -77,6 +81,7 @@ def test_git_status_ends_where_the_client_ends_it(rules: RuleSet) -> None:
         return sent
 
     english, german = "\n\nAnswer in English.", "\n\nAnswer in German."
-    assert system("(clean)", english, ONE) == git("(clean)") + english
+    for messages in (ONE, MORE):
+        assert system("(clean)", english, messages) == git("(clean)") + english
     assert system("M x.txt", english, TWO) == git("(clean)") + english
     assert system("M x.txt", german, TWO) == git("M x.txt") + german

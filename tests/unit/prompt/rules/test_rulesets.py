@@ -118,7 +118,9 @@ def test_a_carrier_rule_that_is_off_leaves_the_field_to_the_general_one(ruled: R
     answered = [*head, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "two"}]
     sent = []
     for messages in (head, answered):
-        body = json.dumps({"messages": [*messages, {"role": "user", "content": empty}]}).encode()
+        body = json.dumps(
+            {"messages": [*messages, {"role": "user", "content": empty}], "prompt_cache_key": "s"}
+        ).encode()
         sent.append([item["content"] for item in json.loads(apply_rules(body, CHAT, rules, memory).body)["messages"]])
     assert sent == [[OPENCLAW, "one", empty], [OPENCLAW, "one", empty, "yes", "two"]]
 
