@@ -20,6 +20,7 @@ An error message has three parts: what happened, the fact that shows it, and wha
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -167,3 +168,18 @@ def root_error(error: BaseException) -> BaseException:
     while isinstance(chosen, BaseExceptionGroup):
         chosen = chosen.exceptions[0]
     return chosen
+
+
+def out_of_descriptors(error: BaseException | None) -> bool:
+    """
+    Whether an error means that no file descriptor is left, in this process or in the whole system.
+
+    Args:
+        error: What was raised; what it was raised from counts too.
+    """
+    if error is None:
+        return False
+    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
+        return True
+    several = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return any(out_of_descriptors(one) for one in (error.__cause__ or error.__context__, *several))

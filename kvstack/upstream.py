@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from kvstack.descriptors import ran_out
+from kvstack.errors import out_of_descriptors
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Header pairs in their order, names as they came; a header may stand more than once."""
@@ -34,13 +34,13 @@ class UpstreamError(Exception):
 
     Attributes:
         reached: Whether a connection was made: False means that the server never saw the request.
-        ran_out: Whether it was kvstack that had no file descriptor left for one: that says nothing of the server.
+        out_of_descriptors: Whether it was kvstack that had no file descriptor left for one: that says nothing of the server.
     """
 
-    def __init__(self, message: str, *, reached: bool, ran_out: bool = False) -> None:
+    def __init__(self, message: str, *, reached: bool, out_of_descriptors: bool = False) -> None:
         super().__init__(message)
         self.reached = reached
-        self.ran_out = ran_out
+        self.out_of_descriptors = out_of_descriptors
 
 
 class Health(Enum):
@@ -193,7 +193,7 @@ class Upstream:
         try:
             answer = await self.request("GET", "/health", timeout_s=PROBE_TIMEOUT_S)
         except UpstreamError as error:
-            if error.ran_out:
+            if error.out_of_descriptors:
                 return Health.UNASKED
             return Health.ERROR if error.reached else Health.REFUSED
         if answer.status == 200:
@@ -245,8 +245,10 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def _not_reached(error: Exception) -> UpstreamError:
-    if ran_out(error):
-        return UpstreamError("kvstack has no file descriptor left for a connection", reached=False, ran_out=True)
+    if out_of_descriptors(error):
+        return UpstreamError(
+            "kvstack has no file descriptor left for a connection", reached=False, out_of_descriptors=True
+        )
     return UpstreamError(_said(error), reached=False)
 
 

@@ -30,8 +30,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Literal, NoReturn
 
-from kvstack.descriptors import ran_out
-from kvstack.errors import ChildLost, KvstackError, StartFailed
+from kvstack.errors import ChildLost, KvstackError, StartFailed, out_of_descriptors
 from kvstack.process.attach import ATTACH_PATIENCE_S, Attachment
 from kvstack.process.cancellation import StopAsked, Waiting, cancel
 from kvstack.process.child import Child, ExitInfo
@@ -261,7 +260,7 @@ class Supervisor:
                 return self._spawn(launch, run)
             except OSError as error:
                 # Clients that wait for the server hold them.  They leave, and this was no fault of the server's.
-                if not (self._was_ready and ran_out(error)):
+                if not (self._was_ready and out_of_descriptors(error)):
                     raise
             if not told:
                 told = True

@@ -75,7 +75,7 @@ class Forward:
         slot_actions: Whether clients may save, restore and erase slots.
         sent: Told of each model request that goes to the upstream: its number, its path, its body after the rules.
         keys: Which key the upstream gets.
-        ran_out: Told when there is no file descriptor left for a connection to the upstream.
+        on_out_of_descriptors: Told when there is no file descriptor left for a connection to the upstream.
 
     Attributes:
         captures: Who listens to the requests.
@@ -96,7 +96,7 @@ class Forward:
         slot_actions: bool = True,
         sent: Callable[[int, str, bytes], None] = lambda number, path, body: None,
         keys: Keys | None = None,
-        ran_out: Callable[[], None] = lambda: None,
+        on_out_of_descriptors: Callable[[], None] = lambda: None,
     ) -> None:
         self._upstream = upstream
         self._strip = strip
@@ -105,7 +105,7 @@ class Forward:
         self._slot_actions = slot_actions
         self._sent = sent
         self.keys = keys if keys is not None else Keys()
-        self._ran_out = ran_out
+        self._on_out_of_descriptors = on_out_of_descriptors
         self._max_body_bytes = max_body_bytes
         self._ready_timeout_s = ready_timeout_s
         self._cors_origins = frozenset(cors_origins)
@@ -306,7 +306,7 @@ class Forward:
                     await self._relay(scope, send, api, stream, number, progress)
                     return
             except UpstreamError as error:
-                if not (error.reached or error.ran_out) and api is not None and time.monotonic() < deadline:
+                if not (error.reached or error.out_of_descriptors) and api is not None and time.monotonic() < deadline:
                     # It died a moment ago and nobody has noticed yet.  The server never saw this request, so it may
                     # be sent again; one that was seen may be what killed it.
                     await asyncio.sleep(RETRY_S)
@@ -317,8 +317,8 @@ class Forward:
     async def _reply_broken(
         self, scope: Scope, send: Send, api: str | None, error: UpstreamError, progress: _Progress
     ) -> None:
-        if error.ran_out:  # not tried again: whoever waits here holds the descriptors that others wait for
-            self._ran_out()
+        if error.out_of_descriptors:  # not tried again: whoever waits here holds the descriptors that others wait for
+            self._on_out_of_descriptors()
         happened = "broke off" if error.reached else "cannot be reached"
         progress.error = f"the llama-server {happened}: {error}"
         if progress.answering:
@@ -326,7 +326,7 @@ class Forward:
             # tells the client that the answer is not whole.
             return
         progress.status = 502 if error.reached else 503
-        await self._reply_error(scope, send, api, progress.status, progress.error, is_last=error.ran_out)
+        await self._reply_error(scope, send, api, progress.status, progress.error, is_last=error.out_of_descriptors)
 
     async def _relay(
         self, scope: Scope, send: Send, api: str | None, stream: Stream, number: int | None, progress: _Progress

@@ -15,8 +15,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from kvstack.descriptors import ran_out
-from kvstack.errors import KvstackError, PortTaken
+from kvstack.errors import KvstackError, PortTaken, out_of_descriptors
 
 KEEP_ALIVE_S = 75
 QUEUE = 1024
@@ -94,11 +93,15 @@ class ProxyServer:
         app: The application.
         listener: A listening socket.
         grace_s: How long answers may take to end after `stop`, in seconds; they are cut off then.
-        ran_out: Told when a connection cannot be accepted for want of a file descriptor; it is tried again.
+        on_out_of_descriptors: Told when a connection cannot be accepted for want of a file descriptor; it is tried again.
     """
 
     def __init__(
-        self, app: ASGIApp, listener: socket.socket, grace_s: float, ran_out: Callable[[], None] = lambda: None
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        grace_s: float,
+        on_out_of_descriptors: Callable[[], None] = lambda: None,
     ) -> None:
         for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
             logger = logging.getLogger(name)
@@ -123,7 +126,7 @@ class ProxyServer:
         )
         self._server = _Server(config)
         self._listener = listener
-        self._ran_out = ran_out
+        self._on_out_of_descriptors = on_out_of_descriptors
 
     async def run(self) -> None:
         """Serve until `stop` is called."""
@@ -145,8 +148,8 @@ class ProxyServer:
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         # With a socket: asyncio's own accept, which goes on by itself after a second.
-        if "socket" in context and ran_out(context.get("exception")):
-            self._ran_out()
+        if "socket" in context and out_of_descriptors(context.get("exception")):
+            self._on_out_of_descriptors()
         else:
             loop.default_exception_handler(context)
 

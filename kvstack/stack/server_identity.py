@@ -102,7 +102,7 @@ class IdentityCheck:
             try:
                 return await self._upstream.props()
             except UpstreamError as error:
-                if not error.ran_out:  # else the server is well, and clients that leave make room
+                if not error.out_of_descriptors:  # else the server is well, and clients that leave make room
                     raise
             await asyncio.sleep(ASK_AGAIN_S)
 

@@ -18,10 +18,10 @@ from typing import TypeVar
 
 import kvstack
 from kvstack.bus import Bus, Subscription
-from kvstack.descriptors import limit, raise_limit
 from kvstack.errors import KvstackError, NotReady, root_error, unexpected
 from kvstack.llama.log.reader import LogReader
 from kvstack.process.contract import Hooks, Launch
+from kvstack.process.descriptors import limit, raise_limit
 from kvstack.process.identity import ProcessIdentity, identify, sweep
 from kvstack.process.supervisor import Supervisor
 from kvstack.process.watchdog import IDLE, slots_mark
@@ -33,8 +33,7 @@ from kvstack.proxy.forward import Forward
 from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
 from kvstack.proxy.serve import ProxyServer
-from kvstack.rundir import RawLog, RunDir, new_token
-from kvstack.runfiles import EndFile, RunFile
+from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
 from kvstack.stack.plan import Plan
 from kvstack.stack.ports import take_port
 from kvstack.stack.server_identity import IdentityCheck
@@ -57,7 +56,7 @@ from kvstack.warmup.validation import SnapshotValidator
 from kvstack.warmup.warmup import Warmer
 
 CLOSE_S = 5.0
-RAN_OUT_AGAIN_S = 600.0
+OUT_OF_DESCRIPTORS_AGAIN_S = 600.0
 
 _Result = TypeVar("_Result")
 
@@ -96,7 +95,7 @@ class Stack:
             slot_actions=plan.snapshot_dir is None or config.server.slot_save_path is not None,
             sent=self._note_sent,
             keys=Keys(config.proxy.api_key, config.server.api_key),
-            ran_out=self._ran_out,
+            on_out_of_descriptors=self._no_descriptor_left,
         )
         self._readers: dict[int, LogReader] = {}
         self._verifier = IdentityCheck(plan, self._upstream, self.bus.publish)
@@ -113,7 +112,7 @@ class Stack:
         self._server: ProxyServer | None = None
         self._listener: socket.socket | None = None
         self._begun_s = 0.0
-        self._ran_out_told_s: float | None = None
+        self._descriptors_told_s: float | None = None
         self._supervisor = Supervisor(self._launch(), self._hooks(), self._raw_log)
 
     # What the control routes need
@@ -178,7 +177,7 @@ class Stack:
             await self._reap_orphans()
             listener = self._listener = self._bind()
             app = make_app(self._forward, self, self._token, kvstack.__version__)
-            server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s, self._ran_out)
+            server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s, self._no_descriptor_left)
             for text in self._plan.notices:
                 self._warn(text)
             self._verifier.report(self._plan.findings)
@@ -322,7 +321,7 @@ class Stack:
         try:
             answer = await self._upstream.request("GET", "/slots", timeout_s=PROBE_TIMEOUT_S)
         except UpstreamError as error:
-            return IDLE if error.ran_out else None
+            return IDLE if error.out_of_descriptors else None
         return slots_mark(answer.status, answer.body)
 
     def _output(self, data: bytes, run: int) -> None:
@@ -352,11 +351,11 @@ class Stack:
     def _warn(self, text: str) -> None:
         self.bus.publish(Notice(time.time(), "warning", text))
 
-    def _ran_out(self) -> None:
+    def _no_descriptor_left(self) -> None:
         """There is no file descriptor left: said once in a while, for it happens thousands of times at once."""
         now_s = time.monotonic()
-        if self._ran_out_told_s is None or now_s - self._ran_out_told_s >= RAN_OUT_AGAIN_S:
-            self._ran_out_told_s = now_s
+        if self._descriptors_told_s is None or now_s - self._descriptors_told_s >= OUT_OF_DESCRIPTORS_AGAIN_S:
+            self._descriptors_told_s = now_s
             self._warn(
                 f"kvstack has no file descriptor left (limit {limit():,}): connections wait, requests are refused; "
                 "allow more with `ulimit -n`, or LimitNOFILE= in a systemd unit"

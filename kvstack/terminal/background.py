@@ -18,8 +18,7 @@ from typing import Any, BinaryIO
 
 from kvstack.errors import AlreadyRunning, ChildLost, KvstackError, NotReady, NotRunning, StartFailed
 from kvstack.process.identity import descendants, identify
-from kvstack.rundir import RunDir
-from kvstack.runfiles import RunFile
+from kvstack.rundir import RunDir, RunFile
 from kvstack.terminal import control_client, format, output
 from kvstack.terminal.plain_lines import verbs_for
 

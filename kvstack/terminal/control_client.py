@@ -21,8 +21,7 @@ from urllib.parse import quote, urlsplit
 
 from kvstack.errors import KvstackError, NotReady, NotRunning, UsageError
 from kvstack.process.identity import ProcessIdentity, is_alive
-from kvstack.rundir import RunDir, last_used, names, names_with_log
-from kvstack.runfiles import RunFile
+from kvstack.rundir import RunDir, RunFile, last_used, names, names_with_log
 from kvstack.terminal import last_run
 
 STATUS_TIMEOUT_S = 5.0

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstack.errors import AlreadyRunning, ExitCode, KvstackError
-from kvstack.rundir import RawLog, RunDir, names, state_dir
-from kvstack.runfiles import RunFile
+from kvstack.rundir import RawLog, RunDir, RunFile, names, state_dir
 
 RUN = RunFile("box", 4711, 1700000000.5, "http://127.0.0.1:1234", "t0ken", "/etc/box.toml", "/log", "1.0")
 

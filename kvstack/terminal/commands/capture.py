@@ -20,7 +20,7 @@ from kvstack.terminal.format import memory, plural
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvstack.runfiles import RunFile
+    from kvstack.rundir import RunFile
 
 
 STDOUT = "-"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvstack.doctor.facts import ServerProps
     from kvstack.llama.command.capabilities import Capabilities
     from kvstack.process.machine import LastLog
-    from kvstack.runfiles import RunFile
+    from kvstack.rundir import RunFile
 
 
 @app.command()

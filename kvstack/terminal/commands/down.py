@@ -14,7 +14,7 @@ from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, StackArgument, app
 
 if TYPE_CHECKING:
-    from kvstack.runfiles import RunFile
+    from kvstack.rundir import RunFile
 
 
 POLL_S = 0.05

@@ -12,8 +12,7 @@ from kvstack.terminal import output
 from kvstack.terminal.app import JsonOption, StackArgument, app
 
 if TYPE_CHECKING:
-    from kvstack.rundir import RunDir
-    from kvstack.runfiles import RunFile
+    from kvstack.rundir import RunDir, RunFile
 
 
 POLL_S = 0.2

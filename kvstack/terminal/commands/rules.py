@@ -18,7 +18,7 @@ from kvstack.terminal.format import one_line, plural
 if TYPE_CHECKING:
     from kvstack.prompt.recording import Recorded
     from kvstack.prompt.rules.ruleset import RuleSet
-    from kvstack.runfiles import RunFile
+    from kvstack.rundir import RunFile
 
 
 rules_app = typer.Typer(help="Show the rules, and try them on captured requests.", no_args_is_help=True)

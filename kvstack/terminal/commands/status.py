@@ -17,7 +17,7 @@ from kvstack.terminal.app import JsonOption, StackArgument, app
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from kvstack.runfiles import RunFile
+    from kvstack.rundir import RunFile
 
 
 WATCH_S = 0.5

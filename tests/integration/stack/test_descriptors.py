@@ -16,8 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvstack.descriptors import limit, raise_limit, ran_out
+from kvstack.errors import out_of_descriptors
 from kvstack.process.attach import Attachment
+from kvstack.process.descriptors import limit, raise_limit
 from kvstack.upstream import Health, Upstream
 from tests.integration.proxy.proxy_rig import answer as reply
 from tests.integration.stub_upstream import run_stub
@@ -159,7 +160,7 @@ def test_stack_takes_what_the_hard_limit_allows(llama_server: Path, tmp_path: Pa
             assert soft == min(hard, 65_536)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    code = "from kvstack.descriptors import *; raise_limit(); print(limit())"
+    code = "from kvstack.process.descriptors import *; raise_limit(); print(limit())"
     said = subprocess.run([sys.executable, "-c", code], preexec_fn=few, capture_output=True, text=True, check=True)
     assert said.stdout == "500\n"
 
@@ -185,13 +186,13 @@ def test_limits_that_cannot_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_it_was_raised_from_counts() -> None:
     """Libraries wrap the error, asyncio puts several into a group."""
-    assert ran_out(OSError(errno.EMFILE, "x"))
-    assert not ran_out(OSError(errno.ECONNREFUSED, "x"))
+    assert out_of_descriptors(OSError(errno.EMFILE, "x"))
+    assert not out_of_descriptors(OSError(errno.ECONNREFUSED, "x"))
     group = OSError("All connection attempts failed")
     group.__cause__ = ExceptionGroup("several", [OSError(errno.ECONNREFUSED, "x"), OSError(errno.ENFILE, "x")])
     wrapped = RuntimeError()
     wrapped.__context__ = group
-    assert ran_out(wrapped)
+    assert out_of_descriptors(wrapped)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from kvstack.process.identity import identify
-from kvstack.rundir import RunDir
-from kvstack.runfiles import RunFile
+from kvstack.rundir import RunDir, RunFile
 from kvstack.terminal import background, control_client
 from tests.real.stacks import free_ports, write_config
 

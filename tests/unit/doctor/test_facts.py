@@ -24,8 +24,7 @@ from kvstack.process.machine import (
     port_answers,
     telling_kernel_lines,
 )
-from kvstack.rundir import RunDir
-from kvstack.runfiles import EndFile
+from kvstack.rundir import EndFile, RunDir
 from kvstack.terminal.app import app
 from kvstack.terminal.cli import main  # noqa: F401 - registers the verbs
 

@@ -13,8 +13,7 @@ import pytest
 
 from kvstack import __version__
 from kvstack.process.identity import identify
-from kvstack.rundir import RunDir
-from kvstack.runfiles import EndFile, RunFile
+from kvstack.rundir import EndFile, RunDir, RunFile
 from kvstack.state.lifecycle import State
 from kvstack.state.records import ServerView
 from kvstack.state.stack_state import StackState

@@ -14,8 +14,7 @@ import pytest
 
 from kvstack.errors import NotRunning
 from kvstack.process.identity import identify
-from kvstack.rundir import RunDir
-from kvstack.runfiles import EndFile, RunFile
+from kvstack.rundir import EndFile, RunDir, RunFile
 from kvstack.terminal import control_client
 from tests.unit.terminal.test_cli import run, write_run_file
 

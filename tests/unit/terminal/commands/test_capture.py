@@ -17,8 +17,7 @@ import pytest
 from kvstack import __version__
 from kvstack.errors import KvstackError
 from kvstack.process.identity import identify
-from kvstack.rundir import RunDir
-from kvstack.runfiles import RunFile
+from kvstack.rundir import RunDir, RunFile
 from kvstack.terminal.cli import main
 from kvstack.terminal.commands.capture import _File, _Stdout, _told
 

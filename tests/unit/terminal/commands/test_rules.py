@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstack.runfiles import RunFile
+from kvstack.rundir import RunFile
 from kvstack.terminal import control_client
 from kvstack.terminal.cli import main
 
