@@ -34,7 +34,7 @@ class UpstreamError(Exception):
 
     Attributes:
         reached: Whether a connection was made: False means that the server never saw the request.
-        out_of_descriptors: Whether it was kvstack that had no file descriptor left for one: that says nothing of the server.
+        out_of_descriptors: kvstack had no file descriptor left: that says nothing about the server.
     """
 
     def __init__(self, message: str, *, reached: bool, out_of_descriptors: bool = False) -> None:
@@ -246,9 +246,8 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
 
 def _not_reached(error: Exception) -> UpstreamError:
     if out_of_descriptors(error):
-        return UpstreamError(
-            "kvstack has no file descriptor left for a connection", reached=False, out_of_descriptors=True
-        )
+        text = "kvstack has no file descriptor left for a connection"
+        return UpstreamError(text, reached=False, out_of_descriptors=True)
     return UpstreamError(_said(error), reached=False)
 
 

@@ -93,7 +93,7 @@ class ProxyServer:
         app: The application.
         listener: A listening socket.
         grace_s: How long answers may take to end after `stop`, in seconds; they are cut off then.
-        on_out_of_descriptors: Told when a connection cannot be accepted for want of a file descriptor; it is tried again.
+        on_out_of_descriptors: Called when no file descriptor is left to accept a connection; accepting goes on.
     """
 
     def __init__(

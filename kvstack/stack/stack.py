@@ -1,9 +1,10 @@
 """
 The composition root: a Config becomes running parts, started and stopped in order.
 
-`kvstack.stack.plan` does everything that can fail before a process is started; `Stack` runs the plan.  Start: lock,
-sweep what a killed run left, bind the proxy's port, serve, spawn, wait for health, warm up, ready.  Stop: accept no more,
-let streams end, close the upstream's connections, end the child, give the lock back.
+`kvstack.stack.plan` does everything that can fail before a process is started; `Stack` runs the plan.
+
+Start: lock, sweep what a killed run left, bind the proxy's port, serve, spawn, wait for health, warm up, ready.
+Stop: accept no more, let streams end, close the upstream's connections, end the child, release the lock.
 """
 
 from __future__ import annotations
