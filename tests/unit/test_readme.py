@@ -46,18 +46,18 @@ def test_the_changed_timestamp_pattern_does_what_it_says(tmp_path: Path) -> None
 
 
 def test_the_frozen_clock_does_what_it_says(tmp_path: Path) -> None:
-    """The first value stays, the newest user text hears of the new one, once."""
+    """From the second turn on the value stays; the newest user text hears of the new one."""
     (example,) = [text for text in TOML if "mine.clock" in text]
     ruleset, memory = rules_of(example, tmp_path), ConversationMemory()
     messages = [{"role": "user", "content": "one"}]
     seen: list[list[dict[str, str]]] = []
-    for minute in ("01", "02"):
+    for minute in ("01", "02", "03"):
         system = {"role": "system", "content": f"Rules.\nCurrent time: 2026-02-18 20:{minute}\nMore."}
         body = json.dumps({"messages": [system, *messages]}).encode()
         seen.append(json.loads(apply_rules(body, CHAT, ruleset, memory).body)["messages"])
         messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "two"}]
-    assert seen[1][: len(seen[0])] == seen[0]
-    assert seen[1][-1]["content"].endswith("[time: 2026-02-18 20:02]")
+    assert seen[2][: len(seen[1])] == seen[1]
+    assert seen[2][-1]["content"].endswith("[time: 2026-02-18 20:03]")
 
 
 def test_the_actions_are_all_explained() -> None:
