@@ -127,13 +127,13 @@ def test_after_a_warm_up_the_first_request_evaluates_its_user_text_alone(
 
 @pytest.mark.parametrize(("kind", "snapshot"), [("hybrid", True), ("hybrid", False), ("swa", True)])
 def test_the_warm_prefix_outlives_a_conversation(
-    kind: str, stack_state: bool, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
+    kind: str, snapshot: bool, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
 ) -> None:
     """A model with checkpoints keeps the one at the end of system text and tools: a second conversation is as cheap."""
     recording = tmp_path / "request.json"
     recording.write_text(json.dumps(OpenClaw(session=7).ask("Some other question.")), encoding="utf-8")
     config = server_config(llama_server, model_path[kind])
-    with run_stack(tmp_path, config, warmup={"request_file": str(recording), "snapshot": stack_state}) as stack:
+    with run_stack(tmp_path, config, warmup={"request_file": str(recording), "snapshot": snapshot}) as stack:
         for session in (8, 9, 10):
             client = OpenClaw(session=session)
             first, *_ = converse(stack, stack.proxy_port, client)[:2]

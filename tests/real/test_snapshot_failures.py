@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 def overwrite(position: int, data: bytes, *, vouch: bool) -> None:
     """Change a snapshot in place, its length and time as they were; *vouch*: its note shall fit all the same."""
-    (stack_state,), (path,) = files(), files(".json")
-    status = stack_state.stat()
-    content = bytearray(stack_state.read_bytes())
+    (snapshot,), (path,) = files(), files(".json")
+    status = snapshot.stat()
+    content = bytearray(snapshot.read_bytes())
     content[position : position + len(data)] = data
-    stack_state.write_bytes(content)
-    os.utime(stack_state, ns=(status.st_atime_ns, status.st_mtime_ns))
+    snapshot.write_bytes(content)
+    os.utime(snapshot, ns=(status.st_atime_ns, status.st_mtime_ns))
     if vouch:
         note = json.loads(path.read_text(encoding="utf-8"))
         note["digest"] = hashlib.blake2b(content).hexdigest()
@@ -41,12 +41,12 @@ def test_a_damaged_snapshot_is_made_anew(
     config = server_config(llama_server, model_path["dense"])
     with run_stack(tmp_path, config, warmup=recording):
         pass
-    (stack_state,), (note,) = files(), files(".json")
-    size = stack_state.stat().st_size
+    (snapshot,), (note,) = files(), files(".json")
+    size = snapshot.stat().st_size
     if damage == "no note":  # whoever read it last has died
         note.unlink()
     else:
-        overwrite(size // 2, bytes([stack_state.read_bytes()[size // 2] ^ 64]), vouch=False)
+        overwrite(size // 2, bytes([snapshot.read_bytes()[size // 2] ^ 64]), vouch=False)
     with run_stack(tmp_path, config, warmup=recording) as stack:
         status = stack.status()
         assert (status["warmup"]["outcome"], status["warmup"]["snapshot"]) == ("done", "saved")
@@ -78,12 +78,12 @@ def test_no_start_fails_of_a_snapshot(
     config = {**server_config(llama_server, model_path["dense"]), "max_restarts": 0}
     with run_stack(tmp_path, config, warmup=recording):
         pass
-    (stack_state,), (path,) = files(), files(".json")
+    (snapshot,), (path,) = files(), files(".json")
     note = json.loads(path.read_text(encoding="utf-8"))
     size = note["size_bytes"] // 2
-    os.truncate(stack_state, size)
-    digest = hashlib.blake2b(stack_state.read_bytes()).hexdigest()
-    note |= {"size_bytes": size, "modified_ns": stack_state.stat().st_mtime_ns, "digest": digest}
+    os.truncate(snapshot, size)
+    digest = hashlib.blake2b(snapshot.read_bytes()).hexdigest()
+    note |= {"size_bytes": size, "modified_ns": snapshot.stat().st_mtime_ns, "digest": digest}
     path.write_text(json.dumps(note), encoding="utf-8")
     with run_stack(tmp_path, config, warmup=recording) as stack:
         status = stack.status()
@@ -147,11 +147,11 @@ def test_a_snapshot_that_does_not_hold_twice_is_not_made_again(
     config = server_config(llama_server, model_path["hybrid"])
     with run_stack(tmp_path, config, warmup=recording):
         pass
-    (stack_state,) = files()
+    (snapshot,) = files()
     count = json.loads(files(".json")[0].read_text(encoding="utf-8"))["tokens"].to_bytes(4, "little")
     # Another first token (they stand behind their number): the server finds no prompt that begins so.
-    overwrite(stack_state.read_bytes().index(count) + 4, b"\1\0\0\0", vouch=True)
-    refusal = stack_state.with_suffix(".refused")
+    overwrite(snapshot.read_bytes().index(count) + 4, b"\1\0\0\0", vouch=True)
+    refusal = snapshot.with_suffix(".refused")
     refusal.write_text(json.dumps({"times": 1, "reason": "it did not hold"}), encoding="utf-8")
     with run_stack(tmp_path, config, warmup=recording) as stack:
         boundary = stack.status()["warmup"]["boundary_tokens"]

@@ -52,14 +52,14 @@ def test_a_second_start_restores_the_prefix_and_every_new_conversation_finds_it(
             status = stack.status()
             assert status["totals"]["requests"] == 3
             assert status["log"]["unclaimed_tasks"] == 0
-        (stack_state,) = files()
+        (snapshot,) = files()
         (note,) = files(".json")
         with model_path[kind].open("rb") as file:
             shape = shape_of(read_header(file.read))
         assert shape is not None
-        assert stack_state.stat().st_size == pytest.approx(snapshot_bytes(shape, boundary, "f16", "f16"), abs=1000)
+        assert snapshot.stat().st_size == pytest.approx(snapshot_bytes(shape, boundary, "f16", "f16"), abs=1000)
         assert stat.S_IMODE(snapshot_dir().stat().st_mode) == 0o700
-        assert [stat.S_IMODE(path.stat().st_mode) for path in (stack_state, note)] == [0o600, 0o600]
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (snapshot, note)] == [0o600, 0o600]
         assert len(list(snapshot_dir().iterdir())) == 2
 
 
