@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+from tests import ports
 
 MODELS = Path(__file__).parent / "models"
 
@@ -29,6 +31,10 @@ def _servers() -> dict[str, Path]:
 
 SERVERS = _servers()
 
+settings.register_profile("ci", max_examples=30, deadline=None)
+settings.register_profile("deep", max_examples=100, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
 
 def pytest_configure() -> None:
     """Processes of tests are ended by signals, also where the tests run under `nohup`, whose children ignore one."""
@@ -37,10 +43,11 @@ def pytest_configure() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test that asks for a `llama_server` once on each that there is."""
+    """Run every test that asks for a `llama_server` once on each that there is; all but one server are `deep`."""
     if "llama_server" in metafunc.fixturenames:
-        names = sorted(SERVERS) or ["none"]
-        metafunc.parametrize("llama_server", names, indirect=True)
+        first, *others = sorted(SERVERS, key=lambda name: (name != "packaged", name)) or ["none"]
+        servers = [first, *(pytest.param(name, marks=pytest.mark.deep) for name in others)]
+        metafunc.parametrize("llama_server", servers, indirect=True)
 
 
 @pytest.fixture
@@ -60,10 +67,7 @@ def model_path() -> dict[str, Path]:
 @pytest.fixture
 def free_port() -> int:
     """A port on loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return ports.free_port()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,21 +16,11 @@ from typing import Any
 
 import psutil
 
+from tests.ports import free_ports
+
 __all__ = ["RunningStack", "free_ports", "post", "run_stack", "write_config"]
 
 START_TIMEOUT_S = 60.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback that were free a moment ago, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def post(

@@ -25,6 +25,7 @@ from kvstack.state.stack_state import StackState
 from kvstack.terminal.dashboard.frame import frame, render, summary
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE
 from tests.golden.terminal.scenes import NOW_S, clock_changed, row, scenes, stack_state
+from tests.property.budget import examples
 
 HERE = Path(__file__).parent
 SIZES = [(80, 24), (100, 30), (200, 60)]
@@ -71,7 +72,7 @@ def test_a_terminal_shows_line_for_line(name: str, size: tuple[int, int]) -> Non
     assert [line.rstrip() for line in _screen(scenes()[name], *size)] == lines
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     name=st.sampled_from(NAMES),
     width=st.integers(1, 230),
@@ -85,7 +86,7 @@ def test_a_frame_fits_any_terminal(name: str, width: int, height: int, glyphs: o
     assert {line.cell_len for line in lines} == {width}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(text=st.text(), verdict=st.sampled_from([None, "HIT", "PARTIAL"]), state=st.sampled_from(list(State)))
 def test_a_frame_fits_any_text(text: str, verdict: str | None, state: State) -> None:
     """Names, causes and log lines of any kind stay in their cells and draw nothing of their own."""

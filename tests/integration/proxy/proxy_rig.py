@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from kvstack.state.events import Event, WarmupEnded
 from kvstack.state.stack_state import StackState
 from kvstack.upstream import Upstream
 from tests.integration.stub_upstream import Handler, Received, StubUpstream
+from tests.ports import free_port
 
 __all__ = [
     "BODY",
@@ -168,10 +168,7 @@ async def proxy(
 
 def closed_port() -> int:
     """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_port()
 
 
 def http(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:

@@ -12,6 +12,7 @@ from kvstack.llama.log.lines import LineSplitter
 from kvstack.llama.log.reader import LogReader
 from kvstack.llama.log.server import BARE, LOADING
 from kvstack.llama.log.table import SERVER, SLOT
+from tests.property.budget import examples
 
 NUMBERS = st.sampled_from(["0", "-1", "2404", "0.915", "1.0", "-nan", "nan", "inf", "1e400", "9" * 30, "-nan(ind)"])
 
@@ -58,7 +59,7 @@ def chunked(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(LOGS, st.lists(st.integers(0, 5000), max_size=20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_same_facts_for_every_chunking(data: bytes, cuts: list[int]) -> None:
     """Lines, facts and drift do not depend on how the pipe cut the bytes."""
     whole = LogReader()
@@ -71,7 +72,7 @@ def test_the_same_facts_for_every_chunking(data: bytes, cuts: list[int]) -> None
 
 
 @given(LOGS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_ratios_and_counts_are_in_range(data: bytes) -> None:
     """No fact has a ratio outside 0 to 1, a time that is not finite, or a character that moves a cursor."""
     reader = LogReader()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvstack.prompt.diff.segments import common_prefix, render
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from tests.property.budget import examples
 from tests.property.prompt.packed import RULES
 
 BEGIN, END = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -54,7 +55,7 @@ def carried(body: bytes) -> list[str]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(talk=turns, responses=st.booleans())
 def test_carriers_in_any_order(talk: list[list[list[str]]], responses: bool) -> None:
     """
@@ -89,7 +90,7 @@ def test_carriers_in_any_order(talk: list[list[list[str]]], responses: bool) -> 
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(talk=turns, responses=st.booleans(), images=st.sets(st.integers(0, 5)))
 def test_carriers_where_roles_must_alternate(talk: list[list[list[str]]], responses: bool, images: set[int]) -> None:
     """

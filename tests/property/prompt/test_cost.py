@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from tests.property.budget import examples
 from tests.property.prompt.packed import RULES
 from tests.property.prompt.requests import LOOKALIKES
 
@@ -139,7 +140,7 @@ def test_very_many_carriers(answered: bool) -> None:
     assert_linear(make, 1500)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     pieces=st.lists(st.sampled_from((*OPENINGS, *LOOKALIKES, " ", "x")), min_size=1, max_size=6), where=st.booleans()
 )

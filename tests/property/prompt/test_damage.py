@@ -16,6 +16,7 @@ from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import show_edits
 from tests.golden.rules.corpus import load, names
+from tests.property.budget import examples
 from tests.property.prompt.packed import RULES, compiled
 
 REQUESTS = [request for name in names() for request in load(name, filled=False)]
@@ -69,7 +70,7 @@ def damage(value: Any, rng: random.Random) -> None:
         holder[path[-1]] = junk
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     number=st.integers(0, len(REQUESTS) - 1),
     seed=st.integers(0, 2**32),

@@ -16,6 +16,7 @@ from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.request.apis import Api
 from kvstack.prompt.request.document import read_document
+from tests.property.budget import examples
 from tests.property.prompt.packed import RULES, compiled
 from tests.property.prompt.requests import (
     PATHS,
@@ -31,7 +32,7 @@ from tests.property.prompt.requests import (
 )
 
 many = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 Talk = tuple[Client, list[Turn], list[int]]
 
@@ -176,7 +177,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(value=values, path=st.sampled_from((*PATHS.values(), "/completion", "/tokenize", "/apply-template", "/other")))
 def test_fail_open(value: Any, path: str) -> None:
     """No body of JSON values makes the rules raise, and those without blocks come back as they are."""
@@ -184,7 +185,7 @@ def test_fail_open(value: Any, path: str) -> None:
     assert apply_rules(raw, path, RULES, ConversationMemory()).body is raw
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(raw=st.binary(max_size=80), path=st.sampled_from((*PATHS.values(), "/completion")))
 def test_any_bytes(raw: bytes, path: str) -> None:
     """No bytes make the rules raise."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
+from tests.property.budget import examples
 from tests.property.prompt.packed import RULES
 from tests.property.prompt.requests import PATHS, Client, Turn, requests, turns
 
@@ -29,7 +30,7 @@ def owned(said: list[Turn], name: str) -> list[Turn]:
     ]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     said=st.lists(turns, min_size=2, max_size=5),
     kind=st.sampled_from(("ids", "carrier")),
@@ -60,7 +61,7 @@ def test_equal_words_do_not_mix(
 CLOCK = "Wed 2026-02-18 20:48 UTC"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     said=st.lists(turns, min_size=2, max_size=4),
     kind=st.sampled_from(("carrier", "date", "checksum")),

@@ -32,6 +32,7 @@ from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import LogFact
 from kvstack.state.reducer import reduce
 from kvstack.state.stack_state import StackState
+from tests.property.budget import examples
 
 NUMBERS = st.integers(1, 6)
 TOKENS = st.sampled_from([0, 1, 4, 70, 500, 3000])
@@ -200,7 +201,7 @@ def unique(events: list[Event]) -> list[Event]:
 
 
 @given(histories())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_the_picture_stays_whole(events: list[Event]) -> None:
     """Totals are the sums of what is shown, counters never shrink, a task has one owner, ratios are ratios."""
     stack_state = StackState("test", "http://127.0.0.1:1")
