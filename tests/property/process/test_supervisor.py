@@ -12,7 +12,6 @@ import selectors
 from collections.abc import Callable
 from itertools import pairwise
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -31,7 +30,6 @@ from kvstack.state.events import Event, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State, may_go
 from kvstack.upstream import Health
 from tests.fakes.fake_child import Clock, FakeChild, Nowhere
-from tests.property.budget import examples
 
 SEEN: set[tuple[State, State]] = set()
 
@@ -333,13 +331,10 @@ class Machine(RuleBasedStateMachine):
         self.loop.close()
 
 
-@pytest.mark.hypothesis
 def test_supervisor() -> None:
     """Arbitrary lives keep the promises, and they are not all cut short: the ways that matter most are gone."""
     SEEN.clear()
-    run_state_machine_as_test(
-        Machine, settings=settings(max_examples=examples(500), stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(Machine, settings=settings(max_examples=500, stateful_step_count=30, deadline=None))
     main_road = [State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF, State.STARTING]
     assert set(pairwise(main_road)) <= SEEN
     assert {(State.READY, State.STOPPING), (State.READY, State.FAILED), (State.LOADING, State.FAILED)} <= SEEN
