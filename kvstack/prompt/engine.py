@@ -23,6 +23,7 @@ from kvstack.prompt.request.chat_template import must_alternate, turn_markers
 from kvstack.prompt.request.document import Document, read_document, spell_path
 from kvstack.prompt.rules.client_detection import detect_client, side_label
 from kvstack.prompt.rules.edits import ByItem, Replacement, body_edits, changed_text, number_keys, settle
+from kvstack.prompt.rules.known_items import edits_of
 from kvstack.prompt.rules.matcher import find_all
 from kvstack.prompt.rules.matches import Hit, Matches
 from kvstack.prompt.rules.planner import Plan, Planner
@@ -133,7 +134,9 @@ class _Request:
         self.client: Client = detect_client(document, rules, headers)
         self.trace = trace
         self.starts = False
-        self.findings: Matches = find_all(document, self.client)
+        self.findings: Matches = find_all(
+            document, self.client, memory.items.of(rules) if memory is not None and trace is None else None
+        )
         self.ops = settle(self.findings.ops)
         number_keys(self.findings.ops, self.ops)
         self.hits: list[Hit] = []
@@ -159,6 +162,14 @@ class _Request:
         edits += self._force_cache_prompt()
         touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.live}
         stamps = sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in self.ops)
+        ids = findings.message_ids
+        for index, known in findings.known.items():
+            if known.edits:
+                path = document.items[index].path
+                touched.add(path)
+                edits += edits_of(document, document.items[index], known)
+                stamps += known.timestamps
+                ids += known.message_ids
         edits.sort(key=itemgetter(0, 1))
         self._remember(chain, state, plan, live)
         idle: tuple[Idle, ...] = ()
@@ -175,7 +186,7 @@ class _Request:
             conversation=state.conversation or None,
             items=document.count,
             ts_removed=stamps,
-            msg_ids_removed=findings.message_ids,
+            msg_ids_removed=ids,
             items_modified=len(touched) + len(plan.dropped) + sum(map(len, plan.inserted.values())),
             stream=document.top.get("stream") is True,
             side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}, findings.heads),
@@ -217,12 +228,13 @@ class _Request:
         for op in self.ops:
             by_text.setdefault(id(op.text), []).append(op)
         link, links = self.document.api.value.encode(), []
-        for item in self._counted:
-            texts = [
-                changed_text(text, by_text[id(text)], bare=True) if id(text) in by_text else text.value
-                for text in item.texts
-            ]
-            digest = digest_item(item, texts)
+        known = self.findings.known
+        for index, item in zip(self._indices, self._counted, strict=True):
+            if index in known:
+                digest = known[index].digest
+            else:
+                texts = [changed_text(text, by_text.get(id(text), ()), bare=True) for text in item.texts]
+                digest = digest_item(item, texts)
             link = link_up(link, digest)
             links.append(link)
             if self.trace is not None:
@@ -260,6 +272,9 @@ class _Request:
     def _count(self, plan: Plan, appends: Sequence[Replacement]) -> None:
         for rule, path, n in (*plan.done, *self.findings.done):
             self._hit(rule, path, n)
+        for index, known in sorted(self.findings.known.items()):
+            path = self.document.items[index].path
+            self.hits += [Hit(rule, spell_path((*path, *steps)), act, n) for rule, steps, act, n in known.hits]
         for op in self.ops:
             # A frozen value that has not changed is no deed of its rule.
             if op.counted and op.new is not None and (not op.key or op.new != op.live):

@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from kvstack.prompt.memory.item_memo import ItemMemo
 from kvstack.prompt.memory.state import Chain, ConversationState, Hints
 
 # Requests between two remembered ones that the memory may have missed, in turns of the user, as long as no model has
@@ -32,11 +33,16 @@ class ConversationMemory:
     Args:
         max_requests: How many requests are remembered.
         max_bytes: How much all of it may take; what states have in common counts once.
+
+    Attributes:
+        items: What the rules did to items, by their raw text.
+        warned: Warnings that were given.
     """
 
     def __init__(self, max_requests: int = 4096, max_bytes: int = 64 * 1024 * 1024) -> None:
         self.max_requests = max_requests
         self.max_bytes = max_bytes
+        self.items = ItemMemo()
         self.warned: set[str] = set()
         self._links: OrderedDict[bytes, tuple[ConversationState, ...]] = OrderedDict()
         # The last link that each conversation left behind.

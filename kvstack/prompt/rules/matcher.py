@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
+from kvstack.prompt.memory.fingerprint import digest_item
+from kvstack.prompt.memory.item_memo import ItemMemo, Key, KnownItem
 from kvstack.prompt.memory.state import NOTHING_DROPPED, DroppedFingerprint
 from kvstack.prompt.pattern.pattern import Found, Pattern
 from kvstack.prompt.rawjson.keys import cut_keys, fits, plain
@@ -19,6 +21,7 @@ from kvstack.prompt.request.document import Document
 from kvstack.prompt.request.message import Item, Text
 from kvstack.prompt.request.tools import tool_name, tool_texts
 from kvstack.prompt.rules.edits import Replacement
+from kvstack.prompt.rules.known_items import found_so_far, known_item
 from kvstack.prompt.rules.leading_blocks import Head, LeadingBlock, match_first
 from kvstack.prompt.rules.matches import Append, Matches, TrailingMessage
 from kvstack.prompt.rules.ruleset import Client, Rule, SearchTable
@@ -27,9 +30,16 @@ from kvstack.prompt.rules.ruleset import Client, Rule, SearchTable
 _OPENING_CHARACTERS = 8192
 
 
-def find_all(document: Document, client: Client) -> Matches:
-    """Find the blocks of all rules of a client."""
-    finder = _Finder(document, client)
+def find_all(document: Document, client: Client, memo: ItemMemo | None = None) -> Matches:
+    """
+    Find the blocks of all rules of a client.
+
+    Args:
+        document: The request.
+        client: Its client.
+        memo: What came of items before; without it all are read, and none is kept.
+    """
+    finder = _Finder(document, client, memo)
     finder.carriers()
     finder.system()
     finder.tools()
@@ -41,10 +51,11 @@ Group = tuple[list[Rule], Found]
 
 
 class _Finder:
-    def __init__(self, document: Document, client: Client) -> None:
+    def __init__(self, document: Document, client: Client, memo: ItemMemo | None) -> None:
         self.document = document
         self.client = client
         self.findings = Matches()
+        self._memo = memo
         self._dialect = document.api.value
         self._carriers: set[int] = set()
         # The user item whose own head and tail are being read: what leaves them stays with that turn.
@@ -112,12 +123,16 @@ class _Finder:
         heads = self.client.heads(self._dialect)
         tails = self._rules("user tail")
         items = self.document.items
-        turns = [n for n, item in enumerate(items) if item.role == "user" and n not in self._carriers and item.texts]
-        opening, newest = (turns[0], turns[-1]) if turns else (-1, -1)
+        turns = [n for n, item in enumerate(items) if item.role == "user" and n not in self._carriers]
+        opening = next((n for n in turns if items[n].texts), -1)
+        newest = next((n for n in reversed(turns) if items[n].texts), -1)
         for index in turns:
             item = items[index]
+            key = self._memo_key(item, "first" if index == opening else "")
+            if self._is_known(index, key) or not item.texts:
+                continue
             contextual = index == opening and bool(first)
-            before = len(self.findings.ops)
+            before = found_so_far(self.findings)
             head = self.client.head.read(item.texts)
             if not head.words and item.holds_more:
                 head = replace(head, words=True)
@@ -132,7 +147,42 @@ class _Finder:
                 self._tail(item.texts[-1], rule)
             self._own = None
             if index == opening:
-                self.findings.dropped_fingerprint = _fingerprint_dropped(self.findings.ops[before:])
+                self.findings.dropped_fingerprint = _fingerprint_dropped(self.findings.ops[before.ops :])
+            if key is not None and self._memo is not None:
+                known = known_item(self.document, self.findings, item, before, is_first=index == opening)
+                if known is not None:
+                    self._memo.put(key, known)
+                    self.findings.known[index] = known
+        self._fingerprint_others()
+
+    def _memo_key(self, item: Item, where: str) -> Key | None:
+        """Return the key of an item that may depend on nothing around it."""
+        array = self.document.array
+        if self._memo is None or array is None or not item.listed or item.leading:
+            return None
+        context = f"{self._dialect} {self.client.name} {where}"
+        return context, self.document.text[array.starts[item.index] : array.ends[item.index]]
+
+    def _is_known(self, index: int, key: Key | None) -> bool:
+        known = self._memo.get(key) if self._memo is not None and key is not None else None
+        if known is None:
+            return False
+        self.findings.known[index] = known
+        if known.dropped_fingerprint.digest:
+            self.findings.dropped_fingerprint = known.dropped_fingerprint
+        return True
+
+    def _fingerprint_others(self) -> None:
+        """Fingerprint what is not the user's: no rule acts in it."""
+        if self._memo is None:
+            return
+        for index, item in enumerate(self.document.items):
+            if item.role in ("user", "reasoning") or index in self._carriers:
+                continue
+            key = self._memo_key(item, item.role)
+            if key is not None and not self._is_known(index, key):
+                known = self.findings.known[index] = KnownItem(digest_item(item, item.words))
+                self._memo.put(key, known)
 
     def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
         for rule in rules:
