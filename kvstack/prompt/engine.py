@@ -134,9 +134,8 @@ class _Request:
         self.client: Client = detect_client(document, rules, headers)
         self.trace = trace
         self.starts = False
-        self.findings: Matches = find_all(
-            document, self.client, memory.items.of(rules) if memory is not None and trace is None else None
-        )
+        memo = memory.items.of(rules) if memory is not None and trace is None else None
+        self.findings: Matches = find_all(document, self.client, memo)
         self.ops = settle(self.findings.ops)
         number_keys(self.findings.ops, self.ops)
         self.hits: list[Hit] = []
@@ -272,9 +271,10 @@ class _Request:
     def _count(self, plan: Plan, appends: Sequence[Replacement]) -> None:
         for rule, path, n in (*plan.done, *self.findings.done):
             self._hit(rule, path, n)
-        for index, known in sorted(self.findings.known.items()):
-            path = self.document.items[index].path
-            self.hits += [Hit(rule, spell_path((*path, *steps)), act, n) for rule, steps, act, n in known.hits]
+        for index, known in self.findings.known.items():
+            if known.hits:
+                where = spell_path(self.document.items[index].path)
+                self.hits += [Hit(rule, where + end, action, n) for rule, end, action, n in known.hits]
         for op in self.ops:
             # A frozen value that has not changed is no deed of its rule.
             if op.counted and op.new is not None and (not op.key or op.new != op.live):

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from kvstack.prompt.memory.state import NOTHING_DROPPED, DroppedFingerprint
-from kvstack.prompt.rawjson.scan import Edit, JsonPath
+from kvstack.prompt.rawjson.scan import Edit
 
 _BYTES_PER_ITEM = 600
 
@@ -24,7 +24,7 @@ class KnownItem:
     Attributes:
         digest: Its fingerprint.
         edits: Edits of its raw text.
-        hits: What is reported: rule, path, action, how many things.
+        hits: What is reported: rule, the end of the spelled path, action, how many things.
         timestamps: Timestamp prefixes removed.
         message_ids: `message_id` keys removed.
         dropped_fingerprint: Of the first user item: what was dropped from its text.
@@ -32,7 +32,7 @@ class KnownItem:
 
     digest: bytes
     edits: tuple[Edit, ...] = ()
-    hits: tuple[tuple[str, JsonPath, str, int], ...] = ()
+    hits: tuple[tuple[str, str, str, int], ...] = ()
     timestamps: int = 0
     message_ids: int = 0
     dropped_fingerprint: DroppedFingerprint = NOTHING_DROPPED

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from kvstack.prompt.memory.fingerprint import digest_item
 from kvstack.prompt.memory.item_memo import KnownItem
 from kvstack.prompt.memory.state import NOTHING_DROPPED
-from kvstack.prompt.rawjson.scan import Edit, JsonPath
-from kvstack.prompt.request.document import Document
+from kvstack.prompt.rawjson.scan import Edit
+from kvstack.prompt.request.document import Document, spell_path
 from kvstack.prompt.request.message import Item
 from kvstack.prompt.rules.edits import Replacement, body_edits, changed_text, settle
 from kvstack.prompt.rules.matches import Matches
@@ -56,11 +55,17 @@ def known_item(
         return None
     start, _ = document.locate(item.path)
     steps = len(item.path)
-    hits = [(rule.name, path[steps:], rule.spec.action, n) for rule, path, n in done]
-    hits += [(op.rule.name, op.text.path[steps:], op.rule.spec.action, 1) for op in ops if op.counted]
+    begins = len(spell_path(item.path))
+    hits = [(rule.name, spell_path(path)[begins:], rule.spec.action, n) for rule, path, n in done]
+    hits += [(op.rule.name, spell_path(op.text.path)[begins:], op.rule.spec.action, 1) for op in ops if op.counted]
     known = KnownItem(
         digest_item(item, texts),
-        tuple(_moved(body_edits(document, ops, (), {}), -start, lambda path: path[steps:])),
+        tuple(
+            [
+                Edit(first - start, last - start, new, tuple([(rule, path[steps:]) for rule, path in by]))
+                for first, last, new, by in body_edits(document, ops, (), {})
+            ]
+        ),
         tuple(hits),
         sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in ops),
         matches.message_ids - before.message_ids,
@@ -71,12 +76,11 @@ def known_item(
     return known
 
 
-def edits_of(document: Document, item: Item, known: KnownItem) -> Iterator[Edit]:
-    """Yield the edits of a known item where it stands now."""
-    start, _ = document.locate(item.path)
-    return _moved(known.edits, start, lambda path: (*item.path, *path))
-
-
-def _moved(edits: Iterable[Edit], offset: int, path_of: Callable[[JsonPath], JsonPath]) -> Iterator[Edit]:
-    for start, end, new, by in edits:
-        yield Edit(start + offset, end + offset, new, tuple([(rule, path_of(path)) for rule, path in by]))
+def edits_of(document: Document, item: Item, known: KnownItem) -> list[Edit]:
+    """Return the edits of a known item where it stands now."""
+    path = item.path
+    start, _ = document.locate(path)
+    return [
+        Edit(start + first, start + last, new, tuple([(rule, path + steps) for rule, steps in by]))
+        for first, last, new, by in known.edits
+    ]

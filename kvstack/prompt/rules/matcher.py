@@ -56,6 +56,7 @@ class _Finder:
         self.client = client
         self.findings = Matches()
         self._memo = memo
+        self._context = f"{document.api} {client.name} "
         self._dialect = document.api.value
         self._carriers: set[int] = set()
         # The user item whose own head and tail are being read: what leaves them stays with that turn.
@@ -160,8 +161,7 @@ class _Finder:
         array = self.document.array
         if self._memo is None or array is None or not item.listed or item.leading:
             return None
-        context = f"{self._dialect} {self.client.name} {where}"
-        return context, self.document.text[array.starts[item.index] : array.ends[item.index]]
+        return self._context + where, self.document.text[array.starts[item.index] : array.ends[item.index]]
 
     def _is_known(self, index: int, key: Key | None) -> bool:
         known = self._memo.get(key) if self._memo is not None and key is not None else None
