@@ -12,9 +12,10 @@ from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.recording import Recorded
 from kvstack.prompt.report.listing import Shown, show_edits
+from kvstack.prompt.report.mismatch import Mismatch, mismatch, traced_segments
 from kvstack.prompt.rules.matches import Hit
 from kvstack.prompt.rules.ruleset import Rule, RuleSet
-from kvstack.prompt.rules.trace import Mismatch, Trace, part
+from kvstack.prompt.rules.trace import Trace
 
 _MOST = 0.5
 # Of these many latest requests the one that is most like a new conversation is looked for.
@@ -178,12 +179,12 @@ def _compare(
         return (_beside(own[-1], current) if own else None), None
     like, most = None, _MOST
     for former in reversed(formers[-_LATEST:]):
-        ratio = likeness(former.trace.segments, current.trace.segments).ratio
+        ratio = likeness(traced_segments(former.trace), traced_segments(current.trace)).ratio
         if ratio > most:
             like, most = former, ratio
     if like is None:
         return None, NewConversation()
-    return _beside(like, current), NewConversation(like.number, part(like.trace, current.trace))
+    return _beside(like, current), NewConversation(like.number, mismatch(like.trace, current.trace))
 
 
 def _beside(former: _Former, current: _Former) -> Compared:
