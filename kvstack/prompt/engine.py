@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import accumulate, takewhile
 from operator import itemgetter
+from typing import Any
 
+from kvstack.prompt.diff.difference import Divergence
+from kvstack.prompt.diff.previous import FormerRequests
 from kvstack.prompt.memory.fingerprint import digest_item, link_up
 from kvstack.prompt.memory.state import Chain, ConversationState, Hints
 from kvstack.prompt.memory.store import ConversationMemory
@@ -29,7 +34,8 @@ from kvstack.prompt.rules.matches import Hit, Matches
 from kvstack.prompt.rules.planner import Plan, Planner
 from kvstack.prompt.rules.ruleset import Client, Rule, RuleSet
 from kvstack.prompt.rules.trace import Trace
-from kvstack.prompt.rules.unchanged import Idle, find_idle
+from kvstack.prompt.rules.unchanged import Unchanged, find_unchanged
+from kvstack.prompt.warmup_request import rendering_keys
 
 UNSPLIT = "raw-prompt"
 """Counted like a rule: a raw prompt that is not split into turns, so that no rule can act in it."""
@@ -41,41 +47,51 @@ CACHE_PROMPT = "cache-prompt"
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
     """
-    A request after the rules.
+    A request after the rules: the one value that everything behind them reads.
 
     Attributes:
         body: The bytes to send; the very object that came in if nothing was changed.
-        hits: What the rules did.
-        api: The dialect, or None for a path that carries no prompt.
+        document: The request as it was read; None if the path carries no prompt, or the body is no JSON object.
+        api: The API, or None for a path that carries no prompt.
         client: The client, if it was recognised.
         conversation: An opaque name of the conversation that this continues or starts; None without a memory.
+        former: Number of the former request of that conversation; None if this begins it, or was not compared.
+        difference: Where it leaves the former request, or of one that begins a conversation, where its head leaves the
+            most similar recent one; None if it extends it, or was not compared.
+        head_fingerprint: Digest of system texts and tools after the rules, and of all else that a chat template reads
+            beside the turns; None without a document.  Two requests that share it have the same prefix.
         items: Number of messages or input items.
+        stream: The client wants a stream.
+        side: What kind of side request this is, if it is one.
+        hits: What the rules did.
+        edits: The replacements in the decoded body, ascending.
         ts_removed: Timestamp prefixes removed.
         msg_ids_removed: `message_id` keys removed.
         items_modified: Number of items changed, dropped or inserted.
-        stream: The client wants a stream.
-        side: What kind of side request this is, if it is one.
         warnings: What the user should know.
-        edits: The replacements in the decoded body, ascending.
-        idle: Rules that matched and had nothing to do, and why; only with a trace.
         starts: It starts its conversation, and continues none that is remembered.
+        unchanged: Rules that matched and had nothing to do, and why; only with a trace.
     """
 
     body: bytes
-    hits: tuple[Hit, ...] = ()
+    document: Document | None = field(default=None, repr=False, compare=False)
     api: Api | None = None
     client: str | None = None
     conversation: str | None = None
+    former: int | None = None
+    difference: Divergence | None = None
+    head_fingerprint: str | None = None
     items: int = 0
+    stream: bool = False
+    side: str | None = None
+    hits: tuple[Hit, ...] = ()
+    edits: tuple[Edit, ...] = ()
     ts_removed: int = 0
     msg_ids_removed: int = 0
     items_modified: int = 0
-    stream: bool = False
-    side: str | None = None
     warnings: tuple[str, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    idle: tuple[Idle, ...] = ()
     starts: bool = False
+    unchanged: tuple[Unchanged, ...] = ()
 
 
 def apply_rules(
@@ -86,6 +102,8 @@ def apply_rules(
     headers: Sequence[tuple[str, str]] = (),
     chat_template: str | None = None,
     trace: Trace | None = None,
+    number: int | None = None,
+    formers: FormerRequests | None = None,
 ) -> RewriteResult:
     """
     Apply the rules to one request.
@@ -98,8 +116,10 @@ def apply_rules(
         headers: The request's header pairs.
         chat_template: The model's chat template: it tells how raw prompts split into turns, and whether roles must
             alternate.
-        trace: Takes by what the request is known.  All of it is then read anew, and idle rules are looked for, which
-            takes longer.
+        trace: Takes by what the request is known.  All of it is then read anew, and unchanged rules are looked for,
+            which takes longer.
+        number: The caller's number of the request, by which later ones refer to it.
+        formers: The former requests, to compare this one with; side requests are not compared.
 
     Returns:
         The body to send and what was done.  Bytes that are no JSON object come back untouched.
@@ -111,9 +131,21 @@ def apply_rules(
         text = body.decode("utf-8")
         markers = turn_markers(chat_template)
         document = read_document(text, api, markers)
-        return _Request(document, rules, memory, headers, must_alternate(chat_template), trace).strip(body)
+        result = _Request(document, rules, memory, headers, must_alternate(chat_template), trace).strip(body)
     except (UnicodeDecodeError, NotJson, RecursionError):
         return RewriteResult(body, api=api)
+    if number is None or formers is None or result.side is not None:
+        return result
+    return _compared(result, number, path, formers)
+
+
+def _compared(result: RewriteResult, number: int, path: str, formers: FormerRequests) -> RewriteResult:
+    try:
+        compared = formers.compare(number, result.body, path, result.conversation)
+    except Exception as error:  # what the rules made is sent anyway: it is only an explanation that is lost
+        lost = f"A request could not be compared with its former one ({type(error).__name__})"
+        return replace(result, warnings=(*result.warnings, lost))
+    return replace(result, conversation=compared.conversation, former=compared.former, difference=compared.divergence)
 
 
 class _Request:
@@ -171,19 +203,23 @@ class _Request:
                 ids += known.message_ids
         edits.sort(key=itemgetter(0, 1))
         self._remember(chain, state, plan, live)
-        idle: tuple[Idle, ...] = ()
+        unchanged: tuple[Unchanged, ...] = ()
         if self.trace is not None:
             items, hits = document.items, self.hits
-            idle = find_idle(findings, self.ops, state, plan, items, hits, remembers=remembers, starts=self.starts)
+            unchanged = find_unchanged(
+                findings, self.ops, state, plan, items, hits, remembers=remembers, starts=self.starts
+            )
         if not document.split:
             self.hits.append(Hit(UNSPLIT, "", "untouched"))
         return RewriteResult(
             body=apply_edits(document.text, edits).encode("utf-8") if edits else body,
-            hits=tuple(self.hits),
+            document=document,
             api=document.api,
             client=self.client.name or None,
             conversation=state.conversation or None,
+            head_fingerprint=self._head_fingerprint(),
             items=document.count,
+            hits=tuple(self.hits),
             ts_removed=stamps,
             msg_ids_removed=ids,
             items_modified=len(touched) + len(plan.dropped) + sum(map(len, plan.inserted.values())),
@@ -191,9 +227,33 @@ class _Request:
             side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}, findings.heads),
             warnings=self._warnings(),
             edits=tuple(edits),
-            idle=idle,
+            unchanged=unchanged,
             starts=self.starts,
         )
+
+    def _head_fingerprint(self) -> str:
+        document = self.document
+        own: dict[int, list[Replacement]] = {}
+        for op in self.ops:
+            own.setdefault(id(op.text), []).append(op)
+        system = [
+            changed_text(text, own.get(id(text), ()), bare=False)
+            for item in takewhile(lambda item: item.leading, document.items)
+            for text in item.texts
+        ]
+        kept = rendering_keys(document.top)
+        for key in (document.items_key, *document.system_keys):
+            kept.pop(key or "", None)
+        tools = {op.text.path: op.text for op in self.ops if op.text.path[0] == "tools"}
+        if tools:
+            kept["tools"] = deepcopy(kept["tools"])
+            for path, text in tools.items():
+                holder: Any = kept
+                for step in path[:-1]:
+                    holder = holder[step]
+                holder[path[-1]] = changed_text(text, own[id(text)], bare=False)
+        spelled = json.dumps([system, kept], sort_keys=True)
+        return blake2b(spelled.encode(), digest_size=16).hexdigest()
 
     def _by_item(self, plan: Plan) -> ByItem:
         """Tell which rules drop and insert which list elements."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -166,6 +166,11 @@ def shares_nothing(request: WarmupRequest) -> bool:
     return not (any(map(_says_something, leading)) or _says_something(body))
 
 
+def rendering_keys(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a body says beside the answer that it wants: of what is not known it is taken that it is rendered."""
+    return {key: value for key, value in body.items() if key not in _ANSWER_KEYS | _SAMPLING_KEYS}
+
+
 def head_digest(body: bytes) -> str | None:
     """
     Digest of what begins a chat request's prompt: two requests that share it have the same prefix.
@@ -178,7 +183,7 @@ def head_digest(body: bytes) -> str | None:
     """
     try:
         data = json.loads(body)
-        kept = {key: value for key, value in data.items() if key not in _ANSWER_KEYS | _SAMPLING_KEYS}
+        kept = rendering_keys(data)
         kept["messages"] = _leading(kept["messages"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -70,16 +70,21 @@ class FormerRequests:
         self._characters = 0
 
     def compare(self, number: int, body: bytes, path: str, conversation: str | None) -> Compared:
+        """Compare a request that has to be read yet; see `compare_rendered`."""
+        return self.compare_rendered(number, render(body, path), path, conversation)
+
+    def compare_rendered(
+        self, number: int, segments: tuple[Segment, ...], path: str, conversation: str | None
+    ) -> Compared:
         """
         Find the former request, compare, and remember this one in its place.
 
         Args:
             number: Number of the request.
-            body: What goes to the upstream, after the rules.
+            segments: What goes to the upstream, after the rules.
             path: Request path.
             conversation: Name that the rules gave its conversation.
         """
-        segments = render(body, path)
         if not segments or conversation is None:
             return Compared(conversation)
         spoken = tuple(segment.text for segment in segments if segment.role in _SPOKEN)

@@ -198,7 +198,7 @@ def _beside(former: _Former, current: _Former) -> Compared:
 def unmatched_rules(rules: RuleSet, tried: Sequence[ReplayResult]) -> list[Unmatched]:
     """Return the rules of the user's config that matched nowhere in the requests; also those that are off."""
     matched = {hit.rule for one in tried for hit in one.stripped.hits}
-    matched |= {idle.rule for one in tried for idle in one.stripped.idle}
+    matched |= {idle.rule for one in tried for idle in one.stripped.unchanged}
     own = [rule for rule in rules.rules if rule.origin.endswith("config") and rule.name not in matched]
     return [_unmatched(rule, tried) for rule in own]
 

@@ -292,7 +292,7 @@ class _Finder:
                 return
             case "constant":
                 if op.live == spec.constant:
-                    self.findings.idle.append((rule, text.path, "the constant stands there already"))
+                    self.findings.unchanged.append((rule, text.path, "the constant stands there already"))
                     return
                 op.new = op.bare = spec.constant
             case "freeze":

@@ -76,7 +76,7 @@ class Matches:
         known: What came of items that depend on nothing around them, by index; the rest of this does not hold it.
         heads: What was read at the head of the first and the newest item of the user, by index.
         dropped_fingerprint: What was dropped from the first user text.
-        idle: Rules that matched what is as they want it already: rule, path, why nothing is to be done.
+        unchanged: Rules that matched what is as they want it already: rule, path, why nothing is to be done.
     """
 
     ops: list[Replacement] = field(default_factory=list)
@@ -87,4 +87,4 @@ class Matches:
     known: dict[int, KnownItem] = field(default_factory=dict)
     heads: dict[int, Head] = field(default_factory=dict)
     dropped_fingerprint: DroppedFingerprint = NOTHING_DROPPED
-    idle: list[tuple[Rule, JsonPath, str]] = field(default_factory=list)
+    unchanged: list[tuple[Rule, JsonPath, str]] = field(default_factory=list)

@@ -19,7 +19,7 @@ from kvstack.prompt.rules.planner import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class Unchanged:
     """
     What a rule found at one place and left as it is.
 
@@ -36,7 +36,7 @@ class Idle:
     why: str
 
 
-def find_idle(
+def find_unchanged(
     findings: Matches,
     ops: Sequence[Replacement],
     state: ConversationState,
@@ -46,7 +46,7 @@ def find_idle(
     *,
     remembers: bool,
     starts: bool,
-) -> tuple[Idle, ...]:
+) -> tuple[Unchanged, ...]:
     """
     Find the rules that matched and changed nothing.
 
@@ -60,15 +60,15 @@ def find_idle(
         remembers: There is a memory.
         starts: The request starts a conversation.
     """
-    found = [Idle(hit.rule, hit.path, hit.action, "it only counts") for hit in hits if hit.action == "observe"]
-    found += [Idle(rule.name, spell_path(path), rule.spec.action, why) for rule, path, why in findings.idle]
+    found = [Unchanged(hit.rule, hit.path, hit.action, "it only counts") for hit in hits if hit.action == "observe"]
+    found += [Unchanged(rule.name, spell_path(path), rule.spec.action, why) for rule, path, why in findings.unchanged]
     settled = {id(op) for op in ops}
     for op in findings.ops:
         path = spell_path(op.text.path)
         if id(op) not in settled:
-            found.append(Idle(op.rule.name, path, op.rule.spec.action, _overlap(op, ops)))
+            found.append(Unchanged(op.rule.name, path, op.rule.spec.action, _overlap(op, ops)))
         elif op.key and (op.new is None or op.new == op.live):
-            found.append(Idle(op.rule.name, path, op.rule.spec.action, _frozen(op, state, remembers, starts)))
+            found.append(Unchanged(op.rule.name, path, op.rule.spec.action, _frozen(op, state, remembers, starts)))
     found += _carriers(findings, plan, items)
     return tuple(found)
 
@@ -93,10 +93,10 @@ def _frozen(op: Replacement, state: ConversationState, remembers: bool, starts: 
     return "first value in this conversation, kept for its next requests"
 
 
-def _carriers(findings: Matches, plan: Plan, items: Sequence[Item]) -> Iterator[Idle]:
+def _carriers(findings: Matches, plan: Plan, items: Sequence[Item]) -> Iterator[Unchanged]:
     acted = {path for _, path, _ in plan.done}
     for carrier in findings.carriers:
         path = items[carrier.index].path
         if carrier.rule is not None and path not in acted:
             why = "it stands where it first stood"
-            yield Idle(carrier.rule.name, spell_path(path), carrier.rule.spec.action, why)
+            yield Unchanged(carrier.rule.name, spell_path(path), carrier.rule.spec.action, why)

@@ -72,7 +72,7 @@ def _request(one: ReplayResult) -> dict[str, Any]:
             "items_modified": stripped.items_modified,
         },
         "hits": [asdict(hit) | {"edits": one.edits_of(hit)} for hit in stripped.hits],
-        "idle": [asdict(idle) for idle in stripped.idle],
+        "idle": [asdict(idle) for idle in stripped.unchanged],
         "edits": [asdict(shown) for shown in one.edits],
         "compared_with": compared.number if compared is not None else None,
         "common_prefix_ratio": {
@@ -204,7 +204,7 @@ def _change(removed: str, inserted: str) -> Iterable[Piece]:
 def _idle(one: ReplayResult) -> list[str]:
     """Say which rules matched and changed nothing, those of one kind together."""
     places: dict[tuple[str, str, str], list[str]] = {}
-    for idle in one.stripped.idle:
+    for idle in one.stripped.unchanged:
         places.setdefault((idle.rule, idle.action, idle.why), []).append(idle.path)
     return [
         f"{rule} matched, no edit: {why} ({action}, {paths[0] if len(paths) == 1 else plural(len(paths), 'place')})"
@@ -223,12 +223,12 @@ def _draw_summary(out: Text, tried: Sequence[ReplayResult], unmatched: Sequence[
     acted = Counter(name for one in tried for shown in one.edits for name in shown.rules)
     if acted:
         _say(out, f"edits by rule: {_counted(acted)}", indent="")
-    idle = Counter(idle.rule for one in tried for idle in one.stripped.idle)
+    idle = Counter(idle.rule for one in tried for idle in one.stripped.unchanged)
     only_idle = Counter({name: n for name, n in idle.items() if name not in acted})
     if only_idle:
         _say(out, f"matched, but never an edit: {_counted(only_idle)}", indent="")
     split = [one for one in tried if one.new is not None and one.new.parting is not None and one.new.parting.path]
-    freezing = {idle.rule for one in tried for idle in one.stripped.idle if idle.action == "freeze"} & set(only_idle)
+    freezing = {idle.rule for one in tried for idle in one.stripped.unchanged if idle.action == "freeze"} & set(only_idle)
     if freezing and not split and len(tried) > 1 and all(one.stripped.starts for one in tried):
         _say(
             out,

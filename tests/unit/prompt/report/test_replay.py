@@ -41,7 +41,7 @@ def record(*bodies: dict[str, Any], **more: Any) -> list[Recorded]:
 
 def idle(one: ReplayResult) -> list[tuple[str, str, str]]:
     """The rules that matched and did nothing, where and why."""
-    return [(found.rule, found.path, found.why) for found in one.stripped.idle]
+    return [(found.rule, found.path, found.why) for found in one.stripped.unchanged]
 
 
 def test_a_frozen_value_is_idle_until_it_changes(ruled: Callable[..., RuleSet]) -> None:

@@ -1,0 +1,89 @@
+"""The one value that a request becomes: what it holds beside the body to send."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvstack.prompt.diff.difference import Cause
+from kvstack.prompt.diff.previous import FormerRequests
+from kvstack.prompt.engine import RewriteResult, apply_rules
+from kvstack.prompt.memory.store import ConversationMemory
+from kvstack.prompt.rules.ruleset import RuleSet
+
+CHAT = "/v1/chat/completions"
+META = '```json\n{{"schema": "openclaw.inbound_meta.v1", "message_id": "{}"}}\n```\n'
+BASH = {"name": "Bash", "description": "Commit.\nCo-Authored-By: Claude"}
+
+
+def ask(system: str, *said: str, **more: Any) -> bytes:
+    """A chat request; what was said, the user first, then in turns."""
+    turns = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)]
+    return json.dumps({"messages": [{"role": "system", "content": system}, *turns], **more}).encode()
+
+
+def test_a_request_is_compared_with_its_former_one_by_number(rules: RuleSet) -> None:
+    """The former request is named by the caller's number, and what differs is a value."""
+    memory, formers = ConversationMemory(), FormerRequests()
+
+    def send(number: int, body: bytes) -> RewriteResult:
+        return apply_rules(body, CHAT, rules, memory, number=number, formers=formers)
+
+    first = send(7, ask(f"{META.format(1)}rest", "hi"))
+    second = send(9, ask(f"{META.format(2)}rest", "hi", "yo", "more"))
+    third = send(12, ask(f"{META.format(3)}other", "hi", "yo", "more", "ok", "on"))
+    assert (first.former, first.difference) == (None, None)
+    assert (second.former, second.difference, second.conversation) == (7, None, first.conversation)
+    assert third.former == 9
+    assert third.difference is not None
+    assert third.difference.cause is Cause.SYSTEM_CHANGED
+
+
+def test_a_comparison_that_fails_costs_the_explanation_alone(rules: RuleSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the rules made is sent, with a warning."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    formers = FormerRequests()
+    monkeypatch.setattr(formers, "compare", fail)
+    body = ask(META.format(1), "hi")
+    result = apply_rules(body, CHAT, rules, number=1, formers=formers)
+    assert result.body != body
+    assert "ZeroDivisionError" in result.warnings[-1]
+
+
+def test_head_fingerprint_is_taken_after_the_rules(rules: RuleSet) -> None:
+    """Ids that rules drop and all that was said make no difference; tools and other system texts do."""
+
+    def head(body: bytes) -> str | None:
+        return apply_rules(body, CHAT, rules).head_fingerprint
+
+    one = head(ask(META.format(1), "hi", tools=[BASH], max_tokens=5))
+    assert one == head(ask(META.format(2), "ho", "yo", "more", tools=[BASH], temperature=0.5))
+    others = [
+        ask(META.format(1) + "x", "hi", tools=[BASH]),
+        ask(META.format(1), "hi"),
+        ask("x", "hi", tool_choice="none"),
+    ]
+    assert one not in {head(body) for body in others}
+    assert head(b"{") is None
+
+
+def test_head_fingerprint_holds_the_frozen_value_of_a_tool(rules: RuleSet) -> None:
+    """A tool's description counts as it goes out."""
+    memory, header = ConversationMemory(), [("user-agent", "claude-cli/2.1.197")]
+    other = {**BASH, "description": "Commit.\nCo-Authored-By: Claude (1M context)"}
+    said, fingerprints = ["one", "yes", "two", "ok", "three"], []
+    for turns, tool in ((1, BASH), (3, BASH), (5, other)):
+        body = json.dumps(
+            {
+                "system": "x",
+                "messages": [{"role": ("user", "assistant")[n % 2], "content": s} for n, s in enumerate(said[:turns])],
+                "tools": [tool],
+            }
+        ).encode()
+        fingerprints.append(apply_rules(body, "/v1/messages", rules, memory, header).head_fingerprint)
+    assert len(set(fingerprints)) == 1
