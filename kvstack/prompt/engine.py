@@ -242,7 +242,7 @@ class _Request:
             for text in item.texts
         ]
         kept = rendering_keys(document.top)
-        for key in (document.items_key, *document.system_keys):
+        for key in (document.format.items_key, *document.format.system_keys):
             kept.pop(key or "", None)
         tools = {op.text.path: op.text for op in self.ops if op.text.path[0] == "tools"}
         if tools:

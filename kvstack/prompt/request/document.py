@@ -68,11 +68,6 @@ class Document:
         return REQUEST_FORMATS[self.api]
 
     @property
-    def system_keys(self) -> tuple[str, ...]:
-        """Top-level keys that hold system texts."""
-        return _DIALECTS[self.api].system
-
-    @property
     def before_list(self) -> int:
         """How many items stand before the item list: top-level system texts."""
         return len(self.items) - (len(self.array.values) if self.array is not None else 0)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.diff.difference import Cause
 from kvstack.prompt.diff.previous import FormerRequests
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.ruleset import RuleSet
+from kvstack.state.causes import Cause
 
 CHAT = "/v1/chat/completions"
 META = '```json\n{{"schema": "openclaw.inbound_meta.v1", "message_id": "{}"}}\n```\n'
