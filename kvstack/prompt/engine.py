@@ -167,34 +167,34 @@ class _Request:
         self.trace = trace
         self.starts = False
         memo = memory.items.of(rules) if memory is not None and trace is None else None
-        self.findings: Matches = find_all(document, self.client, memo)
-        self.ops = settle(self.findings.ops)
-        number_keys(self.findings.ops, self.ops)
+        self.matches: Matches = find_all(document, self.client, memo)
+        self.ops = settle(self.matches.ops)
+        number_keys(self.matches.ops, self.ops)
         self.hits: list[Hit] = []
-        # Items that count: carriers and reasoning come and go, the rest is the conversation.
-        carriers = {carrier.index for carrier in self.findings.carriers}
+        # Items that count: trailing messages and reasoning come and go, the rest is the conversation.
+        trailing = {message.index for message in self.matches.trailing}
         self._indices = [
             index
             for index, item in enumerate(document.items)
-            if item.role != "reasoning" and not (carriers and index in carriers)
+            if item.role != "reasoning" and not (trailing and index in trailing)
         ]
         self._counted = [document.items[index] for index in self._indices]
 
     def strip(self, body: bytes) -> RewriteResult:
         """Do it all."""
-        document, findings = self.document, self.findings
-        state, chain, live = self._recall()
+        document, matches = self.document, self.matches
+        state, chain, current = self._recall()
         remembers = self.memory is not None
-        planner = Planner(document, findings, self.ops, self.rules, self._indices, remembers, self.merges)
-        plan = planner.decide(state, live)
+        planner = Planner(document, matches, self.ops, self.rules, self._indices, remembers, self.merges)
+        plan = planner.decide(state, current)
         appends = planner.append_ops(plan)
         self._count(plan, appends)
         edits = body_edits(document, [*self.ops, *appends], plan.dropped, plan.inserted, self._by_item(plan))
         edits += self._force_cache_prompt()
-        touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.live}
+        touched = {op.text.path[:2] for op in (*self.ops, *appends) if op.new is not None and op.new != op.current}
         stamps = sum(op.rule.spec.switch == "strip_timestamps" and op.new == "" for op in self.ops)
-        ids = findings.message_ids
-        for index, known in findings.known.items():
+        ids = matches.message_ids
+        for index, known in matches.known.items():
             if known.edits:
                 path = document.items[index].path
                 touched.add(path)
@@ -202,12 +202,12 @@ class _Request:
                 stamps += known.timestamps
                 ids += known.message_ids
         edits.sort(key=itemgetter(0, 1))
-        self._remember(chain, state, plan, live)
+        self._remember(chain, state, plan, current)
         unchanged: tuple[Unchanged, ...] = ()
         if self.trace is not None:
             items, hits = document.items, self.hits
             unchanged = find_unchanged(
-                findings, self.ops, state, plan, items, hits, remembers=remembers, starts=self.starts
+                matches, self.ops, state, plan, items, hits, remembers=remembers, starts=self.starts
             )
         if not document.split:
             self.hits.append(Hit(UNSPLIT, "", "untouched"))
@@ -224,7 +224,7 @@ class _Request:
             msg_ids_removed=ids,
             items_modified=len(touched) + len(plan.dropped) + sum(map(len, plan.inserted.values())),
             stream=document.top.get("stream") is True,
-            side=side_label(document, self.client, {carrier.index for carrier in findings.carriers}, findings.heads),
+            side=side_label(document, self.client, {message.index for message in matches.trailing}, matches.leading),
             warnings=self._warnings(),
             edits=tuple(edits),
             unchanged=unchanged,
@@ -237,7 +237,7 @@ class _Request:
         for op in self.ops:
             own.setdefault(id(op.text), []).append(op)
         system = [
-            changed_text(text, own.get(id(text), ()), bare=False)
+            changed_text(text, own.get(id(text), ()), normalized=False)
             for item in takewhile(lambda item: item.leading, document.items)
             for text in item.texts
         ]
@@ -251,7 +251,7 @@ class _Request:
                 holder: Any = kept
                 for step in path[:-1]:
                     holder = holder[step]
-                holder[path[-1]] = changed_text(text, own[id(text)], bare=False)
+                holder[path[-1]] = changed_text(text, own[id(text)], normalized=False)
         spelled = json.dumps([system, kept], sort_keys=True)
         return blake2b(spelled.encode(), digest_size=16).hexdigest()
 
@@ -280,19 +280,19 @@ class _Request:
 
     def _recall(self) -> tuple[ConversationState, Chain, dict[str, str]]:
         """Find out which conversation this is."""
-        live = {op.key: op.live for op in self.ops if op.key}
+        current = {op.key: op.current for op in self.ops if op.key}
         if self.memory is None:
-            return ConversationState(""), Chain((), (), None), live
+            return ConversationState(""), Chain((), (), None), current
         by_text: dict[int, list[Replacement]] = {}
         for op in self.ops:
             by_text.setdefault(id(op.text), []).append(op)
         link, links = self.document.api.value.encode(), []
-        known = self.findings.known
+        known = self.matches.known
         for index, item in zip(self._indices, self._counted, strict=True):
             if index in known:
                 digest = known[index].digest
             else:
-                texts = [changed_text(text, by_text.get(id(text), ()), bare=True) for text in item.texts]
+                texts = [changed_text(text, by_text.get(id(text), ()), normalized=True) for text in item.texts]
                 digest = digest_item(item, texts)
             link = link_up(link, digest)
             links.append(link)
@@ -301,18 +301,18 @@ class _Request:
         users = accumulate([item.role == "user" for item in self._counted])
         answered = next((n for n, item in enumerate(self._counted) if item.role == "assistant"), None)
         chain = Chain(tuple(links), tuple(users), answered)
-        signs = Hints(
+        hints = Hints(
             session=self._session(),
-            current=live,
-            trailing={self.document.items[one.index].texts[0].value.strip() for one in self.findings.carriers},
-            trailing_key=next((one.trailing_key for one in self.findings.carriers if one.trailing_key), ""),
-            dropped_fingerprint=self.findings.dropped_fingerprint,
+            current=current,
+            trailing={self.document.items[one.index].texts[0].value.strip() for one in self.matches.trailing},
+            trailing_key=next((one.trailing_key for one in self.matches.trailing if one.trailing_key), ""),
+            dropped_fingerprint=self.matches.dropped_fingerprint,
         )
         if self.trace is not None:
-            self.trace.hints, self.trace.answered = signs, answered is not None
-        found = self.memory.find(chain, signs)
+            self.trace.hints, self.trace.answered = hints, answered is not None
+        found = self.memory.find(chain, hints)
         self.starts = found is None
-        return found or self.memory.begin(signs), chain, live
+        return found or self.memory.begin(hints), chain, current
 
     def _session(self) -> str | None:
         headers = {name.lower(): value for name, value in self.headers}
@@ -329,20 +329,20 @@ class _Request:
         self.hits.append(Hit(rule.name, spell_path(path), rule.spec.action, n))
 
     def _count(self, plan: Plan, appends: Sequence[Replacement]) -> None:
-        for rule, path, n in (*plan.done, *self.findings.done):
+        for rule, path, n in (*plan.done, *self.matches.done):
             self._hit(rule, path, n)
-        for index, known in self.findings.known.items():
+        for index, known in self.matches.known.items():
             if known.hits:
                 where = spell_path(self.document.items[index].path)
                 self.hits += [Hit(rule, where + end, action, n) for rule, end, action, n in known.hits]
         for op in self.ops:
             # A frozen value that has not changed is no deed of its rule.
-            if op.counted and op.new is not None and (not op.key or op.new != op.live):
+            if op.counted and op.new is not None and (not op.key or op.new != op.current):
                 self._hit(op.rule, op.text.path)
         for op in appends:
             self._hit(op.rule, op.text.path)
 
-    def _remember(self, chain: Chain, state: ConversationState, plan: Plan, live: Mapping[str, str]) -> None:
+    def _remember(self, chain: Chain, state: ConversationState, plan: Plan, current: Mapping[str, str]) -> None:
         if self.memory is None:
             return
         self.memory.remember(
@@ -353,7 +353,7 @@ class _Request:
                 announced=plan.announced,
                 appended=tuple(plan.appended),
                 placed=tuple(plan.placed),
-                current=dict(live),
+                current=dict(current),
                 users=chain.users[-1] if chain.users else 0,
             ),
         )

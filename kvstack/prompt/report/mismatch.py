@@ -98,7 +98,7 @@ def _as_written(ops: Sequence[Replacement], offset: int) -> int:
         gap = op.start - written
         if offset < counted + gap:
             break
-        counted += gap + len(op.bare)
+        counted += gap + len(op.normalized)
         written = op.end
         if offset < counted:
             return op.start

@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 from kvstack.config.rules import DetectSpec
 from kvstack.prompt.request.document import Document
-from kvstack.prompt.rules.leading_blocks import Head, match_first
+from kvstack.prompt.rules.leading_blocks import LeadingBlocks, match_first
 from kvstack.prompt.rules.ruleset import Client, RuleSet, Side
 
-_NOTHING_READ: Mapping[int, Head] = MappingProxyType({})
+_NOTHING_READ: Mapping[int, LeadingBlocks] = MappingProxyType({})
 
 
 def detect_client(document: Document, rules: RuleSet, headers: Sequence[tuple[str, str]]) -> Client:
@@ -38,7 +38,10 @@ class _Facts:
 
 
 def side_label(
-    document: Document, client: Client, carriers: Collection[int] = (), heads: Mapping[int, Head] = _NOTHING_READ
+    document: Document,
+    client: Client,
+    trailing: Collection[int] = (),
+    heads: Mapping[int, LeadingBlocks] = _NOTHING_READ,
 ) -> str | None:
     """
     Tell what kind of side request this is; None for the main conversation.
@@ -46,13 +49,13 @@ def side_label(
     Args:
         document: The request.
         client: Its client.
-        carriers: Indices of items that are no turns of the user.
+        trailing: Indices of items that are no turns of the user.
         heads: Heads of items, by index, where they were read already.
     """
     if not client.sides:
         return None
     has_tools = bool(document.top.get("tools"))
-    texts = _Texts(document, client, carriers, heads)
+    texts = _Texts(document, client, trailing, heads)
     for side in client.sides:
         spec = side.spec
         if spec.tools is not None and spec.tools != has_tools:
@@ -68,11 +71,11 @@ class _Texts:
     """The texts that give side requests away, each read once and only if needed."""
 
     def __init__(
-        self, document: Document, client: Client, carriers: Collection[int], heads: Mapping[int, Head]
+        self, document: Document, client: Client, trailing: Collection[int], heads: Mapping[int, LeadingBlocks]
     ) -> None:
         self._document = document
         self._client = client
-        self._carriers = carriers
+        self._trailing = trailing
         self._heads = heads
         self._known: dict[bool, tuple[list[str], str, int] | None] = {}
 
@@ -101,7 +104,7 @@ class _Texts:
         items = self._document.items
         for index in range(len(items) - 1, -1, -1) if last else range(len(items)):
             item = items[index]
-            if item.role == "user" and index not in self._carriers and item.texts:
+            if item.role == "user" and index not in self._trailing and item.texts:
                 head = self._heads.get(index) or self._client.head.read(item.texts)
                 texts = [text.value for text in item.texts]
                 return (texts, head.blocks[-1].text.value, head.blocks[-1].end) if head.blocks else (texts, texts[0], 0)

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from kvstack.config.rules import PackSpec, RulePatch, RuleSpec, merge_rule, parse_pack_spec
 from kvstack.errors import ConfigError, Problem
 from kvstack.prompt.pattern.pattern import Pattern, PatternError, compile_pattern
-from kvstack.prompt.rules.leading_blocks import Block, HeadReader
+from kvstack.prompt.rules.leading_blocks import Block, LeadingBlockReader
 from kvstack.prompt.rules.ruleset import Client, Rule, RuleSet, RuleSettings, SearchTable, Side
 
 
@@ -174,7 +174,7 @@ def _client(compiled: _Compiled | None, rules: Iterable[Rule], sides: Iterable[S
         pack.spec.client if pack else "",
         pack.spec.detect if pack else (),
         active,
-        HeadReader(declared["user head"]),
+        LeadingBlockReader(declared["user head"]),
         tuple(declared["user tail"]),
         tuple(declared["message"]),
         tuple(sides),

@@ -1,4 +1,4 @@
-"""From findings to edits of the raw body: spans inside literals, parts and items that go, items that come back."""
+"""From matches to edits of the raw body: spans inside literals, parts and items that go, items that come back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Replacement:
         start: Offset of the first character that goes.
         end: Offset behind the last one.
         new: What takes its place; None until the conversation is known, or if nothing changes.
-        bare: What it counts as when conversations are compared.
+        normalized: What it counts as when conversations are compared.
         rule: The rule.
         key: For `freeze`: the name of the value in the conversation's memory.
         counted: It is reported as a hit.
@@ -40,14 +40,14 @@ class Replacement:
     start: int
     end: int
     new: str | None
-    bare: str
+    normalized: str
     rule: Rule
     key: str = ""
     counted: bool = True
     rules: tuple[Rule, ...] = ()
 
     @property
-    def live(self) -> str:
+    def current(self) -> str:
         """What stands there now."""
         return self.text.value[self.start : self.end]
 
@@ -57,9 +57,9 @@ class Replacement:
         if len(self.rules) < 2:
             return ((self.rule.name, self.text.path),)
         # Keys are cut for several rules at once; which ones had a part in this cut its keys tell.
-        live = self.live
+        current = self.current
         return tuple(
-            (rule.name, self.text.path) for rule in self.rules if any(f'"{key}"' in live for key in rule.spec.keys)
+            (rule.name, self.text.path) for rule in self.rules if any(f'"{key}"' in current for key in rule.spec.keys)
         )
 
 
@@ -94,13 +94,13 @@ def number_keys(found: Iterable[Replacement], settled: Iterable[Replacement]) ->
             op.key = f"{op.key}#{number}"
 
 
-def changed_text(text: Text, ops: Sequence[Replacement], *, bare: bool) -> str:
+def changed_text(text: Text, ops: Sequence[Replacement], *, normalized: bool) -> str:
     """Return a text after its replacements, or as it counts when conversations are compared."""
     out: list[str] = []
     done = 0
     for op in ops:
         out.append(text.value[done : op.start])
-        out.append(op.bare if bare else op.live if op.new is None else op.new)
+        out.append(op.normalized if normalized else op.current if op.new is None else op.new)
         done = op.end
     out.append(text.value[done:])
     return "".join(out)
@@ -128,7 +128,7 @@ def body_edits(
     """
     by_path: dict[JsonPath, list[Replacement]] = {}
     for op in ops:
-        if op.new is not None and op.new != op.live:
+        if op.new is not None and op.new != op.current:
             by_path.setdefault(op.text.path, []).append(op)
     parts: dict[JsonPath, list[int]] = {}
     edits: list[Edit] = []

@@ -50,7 +50,7 @@ def known_item(
     own: dict[int, list[Replacement]] = {}
     for op in ops:
         own.setdefault(id(op.text), []).append(op)
-    texts = [changed_text(text, own.get(id(text), ()), bare=True) for text in item.texts]
+    texts = [changed_text(text, own.get(id(text), ()), normalized=True) for text in item.texts]
     if found and not all(texts):
         return None
     start, _ = document.locate(item.path)

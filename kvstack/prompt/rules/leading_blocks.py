@@ -65,7 +65,7 @@ class LeadingBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class LeadingBlocks:
     """
     What the cursor read.
 
@@ -90,7 +90,7 @@ def match_first(patterns: Sequence[Pattern], text: str, pos: int) -> Found | Non
     return None
 
 
-class HeadReader:
+class LeadingBlockReader:
     """
     Reads the heads of user items; made once for each client.
 
@@ -104,7 +104,7 @@ class HeadReader:
         self._blocks = [(block, block.heads) for block in blocks]
         self._heads = tuple({head for block in blocks for head in block.heads})
 
-    def read(self, texts: Sequence[Text]) -> Head:
+    def read(self, texts: Sequence[Text]) -> LeadingBlocks:
         """Read the head of a user item; the cursor goes on to the next text only if blocks fill the one before it."""
         if not self._heads or not texts or not texts[0].value.startswith(self._heads):
             return _NOTHING
@@ -117,11 +117,11 @@ class HeadReader:
             while pos < len(value):
                 hit = self._next(text, pos, used, doubled)
                 if hit is None:
-                    return Head(tuple(read), frozenset(doubled))
+                    return LeadingBlocks(tuple(read), frozenset(doubled))
                 read.append(hit)
                 used.add(hit.block.name)
                 pos = hit.end
-        return Head(tuple(read), frozenset(doubled), words=False)
+        return LeadingBlocks(tuple(read), frozenset(doubled), words=False)
 
     def _next(self, text: Text, pos: int, used: set[str], doubled: set[str]) -> LeadingBlock | None:
         hit = None
@@ -158,7 +158,7 @@ class HeadReader:
         return hit
 
 
-_NOTHING = Head(())
+_NOTHING = LeadingBlocks(())
 
 
 def _skip_blank(text: str, pos: int) -> int:

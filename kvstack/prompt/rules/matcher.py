@@ -1,8 +1,8 @@
 """
 Finding the blocks of rules at their positions.
 
-Every finding is an `Op`: this span of this text becomes that.  `bare` is what the span counts as when conversations
-are compared, so that a clock that moved on or a block that only the newest turn has makes no difference.
+Every match is a `Replacement`: this span of this text becomes that.  `normalized` is what the span counts as when
+conversations are compared, so that a clock that moved on or a block that only the newest turn has makes no difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvstack.prompt.request.message import Item, Text
 from kvstack.prompt.request.tools import tool_name, tool_texts
 from kvstack.prompt.rules.edits import Replacement
 from kvstack.prompt.rules.known_items import found_so_far, known_item
-from kvstack.prompt.rules.leading_blocks import Head, LeadingBlock, match_first
+from kvstack.prompt.rules.leading_blocks import LeadingBlock, LeadingBlocks, match_first
 from kvstack.prompt.rules.matches import Append, Matches, TrailingMessage
 from kvstack.prompt.rules.ruleset import Client, Rule, SearchTable
 
@@ -40,11 +40,11 @@ def find_all(document: Document, client: Client, memo: ItemMemo | None = None) -
         memo: What came of items before; without it all are read, and none is kept.
     """
     finder = _Finder(document, client, memo)
-    finder.carriers()
+    finder.trailing_messages()
     finder.system()
     finder.tools()
     finder.users()
-    return finder.findings
+    return finder.matches
 
 
 Group = tuple[list[Rule], Found]
@@ -54,21 +54,21 @@ class _Finder:
     def __init__(self, document: Document, client: Client, memo: ItemMemo | None) -> None:
         self.document = document
         self.client = client
-        self.findings = Matches()
+        self.matches = Matches()
         self._memo = memo
         self._context = f"{document.api} {client.name} "
         self._dialect = document.api.value
-        self._carriers: set[int] = set()
+        self._trailing: set[int] = set()
         # The user item whose own head and tail are being read: what leaves them stays with that turn.
         self._own: int | None = None
 
     def _rules(self, where: str) -> Sequence[Rule]:
         return self.client.at(where, self._dialect)
 
-    def carriers(self) -> None:
+    def trailing_messages(self) -> None:
         """
-        A carrier is an item that is one block from end to end: of the user, right behind another item of the user or a
-        tool result, or a system text in the middle of the conversation.
+        A trailing message is one block from end to end: of the user, right behind another item of the user or a tool
+        result, or a system text in the middle of the conversation.
         """
         if not self.client.messages:
             return
@@ -94,11 +94,11 @@ class _Finder:
             # One kind may be a special case of another: if the rule for it is off, the other one's acts.
             rule = next((rule for fitting in kinds for rule in fitting), None)
             if rule is not None and rule.spec.action == "observe":
-                self.findings.done.append((rule, item.path, 1))
+                self.matches.done.append((rule, item.path, 1))
                 rule = None
             same = _first_target(rule.same, value) if rule else ""
-            self.findings.carriers.append(TrailingMessage(index, rule, same))
-            self._carriers.add(index)
+            self.matches.trailing.append(TrailingMessage(index, rule, same))
+            self._trailing.add(index)
 
     def system(self) -> None:
         """System texts before the first turn; what a client inserts later on is history."""
@@ -124,7 +124,7 @@ class _Finder:
         heads = self.client.heads(self._dialect)
         tails = self._rules("user tail")
         items = self.document.items
-        turns = [n for n, item in enumerate(items) if item.role == "user" and n not in self._carriers]
+        turns = [n for n, item in enumerate(items) if item.role == "user" and n not in self._trailing]
         opening = next((n for n in turns if items[n].texts), -1)
         newest = next((n for n in reversed(turns) if items[n].texts), -1)
         for index in turns:
@@ -133,12 +133,12 @@ class _Finder:
             if self._is_known(index, key) or not item.texts:
                 continue
             contextual = index == opening and bool(first)
-            before = found_so_far(self.findings)
+            before = found_so_far(self.matches)
             head = self.client.head.read(item.texts)
             if not head.words and item.holds_more:
                 head = replace(head, words=True)
             if index in (opening, newest):
-                self.findings.heads[index] = head
+                self.matches.leading[index] = head
             if contextual:
                 self._first_user(item, head, first)
             self._own = index
@@ -148,12 +148,12 @@ class _Finder:
                 self._tail(item.texts[-1], rule)
             self._own = None
             if index == opening:
-                self.findings.dropped_fingerprint = _fingerprint_dropped(self.findings.ops[before.ops :])
+                self.matches.dropped_fingerprint = _fingerprint_dropped(self.matches.ops[before.ops :])
             if key is not None and self._memo is not None:
-                known = known_item(self.document, self.findings, item, before, is_first=index == opening)
+                known = known_item(self.document, self.matches, item, before, is_first=index == opening)
                 if known is not None:
                     self._memo.put(key, known)
-                    self.findings.known[index] = known
+                    self.matches.known[index] = known
         self._fingerprint_others()
 
     def _memo_key(self, item: Item, where: str) -> Key | None:
@@ -167,9 +167,9 @@ class _Finder:
         known = self._memo.get(key) if self._memo is not None and key is not None else None
         if known is None:
             return False
-        self.findings.known[index] = known
+        self.matches.known[index] = known
         if known.dropped_fingerprint.digest:
-            self.findings.dropped_fingerprint = known.dropped_fingerprint
+            self.matches.dropped_fingerprint = known.dropped_fingerprint
         return True
 
     def _fingerprint_others(self) -> None:
@@ -177,14 +177,14 @@ class _Finder:
         if self._memo is None:
             return
         for index, item in enumerate(self.document.items):
-            if item.role in ("user", "reasoning") or index in self._carriers:
+            if item.role in ("user", "reasoning") or index in self._trailing:
                 continue
             key = self._memo_key(item, item.role)
             if key is not None and not self._is_known(index, key):
-                known = self.findings.known[index] = KnownItem(digest_item(item, item.words))
+                known = self.matches.known[index] = KnownItem(digest_item(item, item.words))
                 self._memo.put(key, known)
 
-    def _first_user(self, item: Item, head: Head, rules: Sequence[Rule]) -> None:
+    def _first_user(self, item: Item, head: LeadingBlocks, rules: Sequence[Rule]) -> None:
         for rule in rules:
             table = SearchTable([rule])
             if rule.spec.inside is None:
@@ -194,7 +194,7 @@ class _Finder:
                     if block.block.name == rule.spec.inside:
                         self._search(block.text, table, block.found.start, block.found.end)
 
-    def _head_block(self, block: LeadingBlock, head: Head, rules: Iterable[Rule], opening: Item) -> None:
+    def _head_block(self, block: LeadingBlock, head: LeadingBlocks, rules: Iterable[Rule], opening: Item) -> None:
         fitting = [rule for rule in rules if _fits(rule, block.found)]
         # The client's block and the user's copy of it stand in a row: nobody can tell which is whose.
         if block.block.name in head.doubled:
@@ -258,14 +258,14 @@ class _Finder:
         except NotJson:
             return
         if acting:
-            self.findings.ops += [_cut(text, span, acting) for span in cuts.spans]
+            self.matches.ops += [_cut(text, span, acting) for span in cuts.spans]
         for rule in rules:
             counts = cuts if rule in acting else found
             n = sum(counts.counts.get(key, 0) for key in rule.spec.keys)
             if n:
-                self.findings.done.append((rule, text.path, n))
+                self.matches.done.append((rule, text.path, n))
             if rule in acting and "message_id" in rule.spec.keys:
-                self.findings.message_ids += cuts.counts.get("message_id", 0)
+                self.matches.message_ids += cuts.counts.get("message_id", 0)
             if rule.spec.action in ("sticky", "tail"):
                 for key in rule.spec.keys:
                     if key in cuts.values:
@@ -273,7 +273,7 @@ class _Finder:
 
     def _append(self, rule: Rule, value: str) -> None:
         pattern = rule.spec.text or "{value}"
-        self.findings.appends.append(Append(rule, "\n\n" + pattern.replace("{value}", value), self._own))
+        self.matches.appends.append(Append(rule, "\n\n" + pattern.replace("{value}", value), self._own))
 
     def _key(self, rule: Rule, text: Text) -> str:
         """Name a frozen value by its rule, and in tools by the tool: others come and go in front of it."""
@@ -288,16 +288,16 @@ class _Finder:
         op = Replacement(text, start, end if whole else stop, "", "", rule)
         match spec.action:
             case "observe":
-                self.findings.done.append((rule, text.path, 1))
+                self.matches.done.append((rule, text.path, 1))
                 return
             case "constant":
-                if op.live == spec.constant:
-                    self.findings.unchanged.append((rule, text.path, "the constant stands there already"))
+                if op.current == spec.constant:
+                    self.matches.unchanged.append((rule, text.path, "the constant stands there already"))
                     return
-                op.new = op.bare = spec.constant
+                op.new = op.normalized = spec.constant
             case "freeze":
                 op.key = self._key(rule, text)
-                op.new, op.bare = None, f"\0{rule.name}\0"
+                op.new, op.normalized = None, f"\0{rule.name}\0"
             case "coarsen":
                 if spec.text:
                     self._append(rule, _line_around(text.value, start, stop))
@@ -309,7 +309,7 @@ class _Finder:
                     self._append(rule, text.value[start:stop] if spec.text else block)
             case _:
                 pass
-        self.findings.ops.append(op)
+        self.matches.ops.append(op)
 
 
 def _fits(rule: Rule, found: Found) -> bool:
@@ -359,5 +359,5 @@ def _fingerprint_dropped(ops: Iterable[Replacement]) -> DroppedFingerprint:
     kept = [op for op in ops if op.rule.spec.stable and op.rule.spec.action == "drop"]
     if not kept:
         return NOTHING_DROPPED
-    dropped = "\0".join(op.live for op in kept).encode("utf-8", "surrogatepass")
+    dropped = "\0".join(op.current for op in kept).encode("utf-8", "surrogatepass")
     return DroppedFingerprint(blake2b(dropped, digest_size=16).digest(), any(op.rule.spec.keys for op in kept))

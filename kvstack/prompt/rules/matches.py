@@ -8,7 +8,7 @@ from kvstack.prompt.memory.item_memo import KnownItem
 from kvstack.prompt.memory.state import NOTHING_DROPPED, DroppedFingerprint
 from kvstack.prompt.rawjson.scan import JsonPath
 from kvstack.prompt.rules.edits import Replacement
-from kvstack.prompt.rules.leading_blocks import Head
+from kvstack.prompt.rules.leading_blocks import LeadingBlocks
 from kvstack.prompt.rules.ruleset import Rule
 
 
@@ -70,21 +70,21 @@ class Matches:
     Attributes:
         ops: Replacements in texts.
         appends: What goes to the end of user texts.
-        carriers: Whole messages that the client adds to the newest turn.
+        trailing: Whole messages that the client adds to the newest turn.
         done: Rules that are counted already: rule, path, how many things.
         message_ids: `message_id` keys removed.
         known: What came of items that depend on nothing around them, by index; the rest of this does not hold it.
-        heads: What was read at the head of the first and the newest item of the user, by index.
+        leading: What was read at the head of the first and the newest item of the user, by index.
         dropped_fingerprint: What was dropped from the first user text.
         unchanged: Rules that matched what is as they want it already: rule, path, why nothing is to be done.
     """
 
     ops: list[Replacement] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
-    carriers: list[TrailingMessage] = field(default_factory=list)
+    trailing: list[TrailingMessage] = field(default_factory=list)
     done: list[tuple[Rule, JsonPath, int]] = field(default_factory=list)
     message_ids: int = 0
     known: dict[int, KnownItem] = field(default_factory=dict)
-    heads: dict[int, Head] = field(default_factory=dict)
+    leading: dict[int, LeadingBlocks] = field(default_factory=dict)
     dropped_fingerprint: DroppedFingerprint = NOTHING_DROPPED
     unchanged: list[tuple[Rule, JsonPath, str]] = field(default_factory=list)

@@ -26,7 +26,7 @@ class Plan:
         frozen: Values that are replayed from now on.
         announced: Changed values that the model is told with this request or was told before.
         appended: Text appended to turns.
-        placed: Carriers and their places.
+        placed: Trailing messages and their places.
         dropped: Indices in the item list that go.
         inserted: Raw items to insert, by the index in the item list that they follow.
         done: What is to be counted: rule, path, how many things.
@@ -47,18 +47,18 @@ class Planner:
 
     Args:
         document: The request.
-        findings: What the rules found in it.
+        matches: What the rules found in it.
         ops: Their replacements, settled.
         rules: All rules.
         indices: Indices of the items that count.
         remembers: There is a memory; without one nothing is frozen, placed or announced.
-        merges: The template refuses two messages of the user in a row: carriers become part of their turn.
+        merges: The template refuses two messages of the user in a row: trailing messages become part of their turn.
     """
 
     def __init__(
         self,
         document: Document,
-        findings: Matches,
+        matches: Matches,
         ops: Sequence[Replacement],
         rules: RuleSet,
         indices: Sequence[int],
@@ -66,7 +66,7 @@ class Planner:
         merges: bool = False,
     ) -> None:
         self._document = document
-        self._findings = findings
+        self._matches = matches
         self._ops = ops
         self._rules = rules
         self._indices = indices
@@ -74,13 +74,13 @@ class Planner:
         self._remembers = remembers
         self._merges = merges
 
-    def decide(self, state: ConversationState, live: Mapping[str, str]) -> Plan:
+    def decide(self, state: ConversationState, current: Mapping[str, str]) -> Plan:
         """
         Decide what shall happen to the request, knowing what happened to the ones before it.
 
         Args:
             state: What is remembered of the conversation.
-            live: What stands now where values are frozen.
+            current: What stands now where values are frozen.
         """
         plan = Plan(dict(state.frozen), dict(state.announced), list(state.appended), list(state.placed))
         newest = self._newest()
@@ -92,9 +92,9 @@ class Planner:
             self._renew(plan, newest)
         if newest is not None and not any(entry.position == newest for entry in plan.appended):
             last = self._indices[newest]
-            wanted = [append for append in self._findings.appends if append.index in (None, last)]
+            wanted = [append for append in self._matches.appends if append.index in (None, last)]
             if self._is_last(newest):
-                wanted += self._announcements(plan, live)
+                wanted += self._announcements(plan, current)
             plan.appended += [
                 Appended(newest, append.rule.name, append.text, append.rule.spec.action != "tail") for append in wanted
             ]
@@ -105,9 +105,9 @@ class Planner:
     def _renew(self, plan: Plan, newest: int) -> None:
         """Give a turn that is sent again what it is to have now, in place of what it had."""
         texts: dict[str, Iterator[str]] = {}
-        for append in self._findings.appends:
+        for append in self._matches.appends:
             if append.index is None and append.rule.name not in texts:
-                own = [one.text for one in self._findings.appends if one.index is None and one.rule is append.rule]
+                own = [one.text for one in self._matches.appends if one.index is None and one.rule is append.rule]
                 texts[append.rule.name] = iter(own)
         for n, entry in enumerate(plan.appended):
             if entry.position == newest and entry.sticky and entry.rule in texts:
@@ -118,11 +118,11 @@ class Planner:
         What a client keeps in earlier turns of the user goes to the end of each of them, where it went when the turn
         was the newest; never twice, if it is remembered from then.
         """
-        if not self._findings.appends:
+        if not self._matches.appends:
             return
         positions = {index: position for position, index in enumerate(self._indices)}
         known = {(entry.position, entry.rule): n for n, entry in enumerate(plan.appended)}
-        for append in self._findings.appends:
+        for append in self._matches.appends:
             position = None if append.index is None else positions.get(append.index)
             if position is None or position == newest:
                 continue
@@ -147,9 +147,9 @@ class Planner:
             return
         for op in self._ops:
             if op.key:
-                op.new = plan.frozen.setdefault(op.key, op.live)
+                op.new = plan.frozen.setdefault(op.key, op.current)
 
-    def _announcements(self, plan: Plan, live: Mapping[str, str]) -> list[Append]:
+    def _announcements(self, plan: Plan, current: Mapping[str, str]) -> list[Append]:
         """Tell the model once of each frozen value that has changed since it was told last."""
         if not self._remembers:
             return []
@@ -157,9 +157,9 @@ class Planner:
         for op in self._ops:
             if op.key and op.rule.spec.announce:
                 known = plan.announced.get(op.key, plan.frozen[op.key])
-                if live[op.key] != known:
-                    plan.announced[op.key] = live[op.key]
-                    told = Append(op.rule, "\n\n" + op.rule.spec.text.replace("{value}", live[op.key]))
+                if current[op.key] != known:
+                    plan.announced[op.key] = current[op.key]
+                    told = Append(op.rule, "\n\n" + op.rule.spec.text.replace("{value}", current[op.key]))
                     found += [told] if told not in found else []
         return found
 
@@ -177,7 +177,7 @@ class Planner:
         for position, entries in by_position.items():
             item = self._counted[position] if position < len(self._counted) else None
             text = _last_text(item, own) if item is not None and item.role == "user" else None
-            if text is not None and not changed_text(text, own.get(id(text), ()), bare=False).endswith(
+            if text is not None and not changed_text(text, own.get(id(text), ()), normalized=False).endswith(
                 "".join(entry.text for entry in entries)
             ):
                 end = len(text.value)
@@ -188,13 +188,13 @@ class Planner:
 
     def _place(self, plan: Plan, *, sent_before: bool) -> None:
         """
-        Leave each carrier where it first stood, and bring back those whose turn is history.
+        Leave each trailing message where it first stood, and bring back those whose turn is history.
 
         Args:
             plan: Takes what is decided.
             sent_before: The newest turn was sent before: this is a step of its tool loop, or a repetition.
         """
-        if not self._findings.carriers and not plan.placed:
+        if not self._matches.trailing and not plan.placed:
             return
         items = self._document.items
         standing: list[Placed] = []
@@ -206,61 +206,61 @@ class Planner:
         merged = SaidBefore((entry.position, entry.text, entry.position) for entry in plan.appended if entry.trailing)
         users = [n for n, item in enumerate(self._counted) if item.role == "user"]
         placed = SaidBefore((_before(users, entry.position), entry.text, entry.position) for entry in known)
-        by_index = {carrier.index: carrier for carrier in self._findings.carriers}
-        newest, live = self._newest(), max(by_index, default=-1)
+        by_index = {message.index: message for message in self._matches.trailing}
+        newest, last = self._newest(), max(by_index, default=-1)
         for index, item in enumerate(items):
-            carrier = by_index.get(index)
-            if carrier is None:
+            message = by_index.get(index)
+            if message is None:
                 if item.role == "user":
                     turn = kept_before if item.last_text is not None else None
                 kept_before += item.role != "reasoning"
                 continue
-            if carrier.rule is None:
+            if message.rule is None:
                 continue
             if turn is not None:
                 merged.move(turn)
             placed.move(_before(users, kept_before))
-            is_live = index == live and turn == newest
-            said = placed.said_before(live=is_live) or merged.said_before(live=is_live)
+            is_newest = index == last and turn == newest
+            said = placed.said_before(newest=is_newest) or merged.said_before(newest=is_newest)
             # Dropped, as long as no earlier one stands: it tells that what that one says is over.
-            if carrier.rule.spec.action == "drop" and not said:
+            if message.rule.spec.action == "drop" and not said:
                 plan.dropped.append(index - self._document.before_list)
-                plan.done.append((carrier.rule, item.path, 1))
+                plan.done.append((message.rule, item.path, 1))
                 continue
             text = item.texts[0].value
             again = turn is not None and merged.is_known(f"\n\n{text}")
-            wanted = self._merges or carrier.rule.spec.action == "sticky"
-            # What was done to a carrier before is done again, also if the template or the rule changed meanwhile.
+            wanted = self._merges or message.rule.spec.action == "sticky"
+            # What was done to a trailing message before is done again, also if the template or the rule changed meanwhile.
             if turn is not None and (again or (wanted and text not in known_texts)):
                 # One that changed in the tool loop goes behind the former one: the model believes the last.
-                if not merged.says_again(f"\n\n{text}", live=is_live):
-                    merged.add(self._merge(plan, turn, carrier.rule, text), turn)
+                if not merged.says_again(f"\n\n{text}", newest=is_newest):
+                    merged.add(self._merge(plan, turn, message.rule, text), turn)
                 plan.dropped.append(index - self._document.before_list)
-                plan.done.append((carrier.rule, item.path, 1))
+                plan.done.append((message.rule, item.path, 1))
                 continue
-            stands = placed.says_again(text, live=is_live)
+            stands = placed.says_again(text, newest=is_newest)
             here = stands == "here" and placed.place == kept_before
-            in_place = (here or (sent_before and is_live)) and missing[kept_before, text] > 0
+            in_place = (here or (sent_before and is_newest)) and missing[kept_before, text] > 0
             missing[kept_before, text] -= in_place
-            if sent_before and is_live and kept_before < len(self._counted):
+            if sent_before and is_newest and kept_before < len(self._counted):
                 # One dialect writes it behind the user's words, whenever it changed.  What was sent without it or with
                 # another one stays as it was; what is new goes to the end.
                 if not in_place:
                     plan.dropped.append(index - self._document.before_list)
-                    plan.done.append((carrier.rule, item.path, 1))
+                    plan.done.append((message.rule, item.path, 1))
                 if not stands:
                     start, end = self._document.locate(item.path)
-                    standing.append(Placed(len(self._counted), carrier.rule.name, self._document.text[start:end], text))
+                    standing.append(Placed(len(self._counted), message.rule.name, self._document.text[start:end], text))
                     self._insert(plan, standing[-1])
                     placed.add(text, len(self._counted))
             elif in_place:
                 continue
             elif stands:
                 plan.dropped.append(index - self._document.before_list)
-                plan.done.append((carrier.rule, item.path, 1))
+                plan.done.append((message.rule, item.path, 1))
             elif self._remembers:
                 start, end = self._document.locate(item.path)
-                standing.append(Placed(kept_before, carrier.rule.name, self._document.text[start:end], text))
+                standing.append(Placed(kept_before, message.rule.name, self._document.text[start:end], text))
                 placed.add(text, kept_before)
         for entry in known:
             if missing[entry.position, entry.text] > 0:
@@ -269,7 +269,7 @@ class Planner:
         plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
 
     def _merge(self, plan: Plan, turn: int, rule: Rule, text: str) -> str:
-        """Append a carrier to the turn that it belongs to, unless the client did so itself."""
+        """Append a trailing message to the turn that it belongs to, unless the client did so itself."""
         words, merged = self._counted[turn].last_text, f"\n\n{text}"
         if words is not None and not words.value.endswith(text):
             plan.appended.append(Appended(turn, rule.name, merged, sticky=True, trailing=True))
@@ -303,6 +303,6 @@ def _last_text(item: Item, ops: Mapping[int, Sequence[Replacement]]) -> Text | N
     """
     for text in reversed(item.texts):
         own = ops.get(id(text))
-        if not own or changed_text(text, own, bare=False):
+        if not own or changed_text(text, own, normalized=False):
             return text
     return item.added_text or item.last_text

@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvstack.config.rules import DetectSpec, RulePatch, RuleSpec, SideSpec, WarningSpec
 from kvstack.prompt.pattern.pattern import Found, Pattern, search_all
-from kvstack.prompt.rules.leading_blocks import Block, HeadReader
+from kvstack.prompt.rules.leading_blocks import Block, LeadingBlockReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Rule:
         client: The client it is for; None for any.
         origin: The pack and version it comes from, or `config`.
         active: False if a setting or the user switched it off.
-        same: What is equal in all carriers of one conversation.
+        same: What is equal in all trailing messages of one conversation.
     """
 
     spec: RuleSpec
@@ -127,7 +127,7 @@ class Client:
     name: str
     detect: tuple[DetectSpec, ...]
     rules: tuple[Rule, ...]
-    head: HeadReader
+    head: LeadingBlockReader
     tail: tuple[Block, ...]
     messages: tuple[Block, ...]
     sides: tuple[Side, ...]

@@ -73,7 +73,7 @@ class Trace:
             replacements: The settled replacements in each of its texts.
         """
         texts = [
-            TracedText(spell_path(text.path), changed_text(text, own, bare=True), tuple(own))
+            TracedText(spell_path(text.path), changed_text(text, own, normalized=True), tuple(own))
             for text, own in zip(item.texts, replacements, strict=True)
         ]
         texts += [TracedText(spell_path(item.path), beside) for beside in beside_text(item.value)]

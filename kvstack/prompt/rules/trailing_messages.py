@@ -1,4 +1,4 @@
-"""Carriers that were dealt with, read along with the document: which of its carriers say something new."""
+"""Trailing messages that were dealt with, read along with the document: which of its own say something new."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SaidBefore:
     only.
 
     Args:
-        known: Position of the turn, text, and position of the carrier itself, of each.
+        known: Position of the turn, text, and position of the trailing message itself, of each.
 
     Attributes:
         place: Position of the one that says again what was asked about.
@@ -33,7 +33,7 @@ class SaidBefore:
         self._last = ""
 
     def move(self, turn: int) -> None:
-        """Go on to the carriers of a turn."""
+        """Go on to the trailing messages of a turn."""
         if turn == self._turn:
             return
         self._turn, self._used = turn, 0
@@ -41,23 +41,23 @@ class SaidBefore:
             self._last = self._own[self._ahead.pop()][-1]
 
     def is_known(self, text: str) -> bool:
-        """Tell whether this turn had this carrier before."""
+        """Tell whether this turn had this trailing message before."""
         return (self._turn, text) in self._known
 
-    def said_before(self, *, live: bool) -> str:
+    def said_before(self, *, newest: bool) -> str:
         """
-        Return what was said last: in front of this place, or by all of the turn for the carrier that the client sends
-        now.
+        Return what was said last: in front of this place, or by all of the turn for the one that the client
+        sends now.
         """
         own = self._own.get(self._turn)
-        return own[-1] if live and own else self._last
+        return own[-1] if newest and own else self._last
 
-    def says_again(self, text: str, *, live: bool) -> Literal["", "here", "before"]:
-        """Tell whether a carrier says what was said: in its own turn at this place, or last before it."""
+    def says_again(self, text: str, *, newest: bool) -> Literal["", "here", "before"]:
+        """Tell whether a trailing message says what was said: in its own turn at this place, or last before it."""
         own, places = self._own.get(self._turn, []), self._places.get(self._turn, [])
-        self.place = places[-1] if live and places else -1
-        if live:
-            return ("here" if own else "before") if self.said_before(live=True) == text else ""
+        self.place = places[-1] if newest and places else -1
+        if newest:
+            return ("here" if own else "before") if self.said_before(newest=True) == text else ""
         if own[self._used : self._used + 1] != [text]:
             if self._last == text:
                 return "before"
@@ -72,7 +72,7 @@ class SaidBefore:
         return "here"
 
     def add(self, text: str, place: int) -> None:
-        """Note that this turn has a carrier more, behind those that it had before."""
+        """Note that this turn has a trailing message more, behind those that it had before."""
         own = self._own.setdefault(self._turn, [])
         own.append(text)
         self._places.setdefault(self._turn, []).append(place)

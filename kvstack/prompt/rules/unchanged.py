@@ -37,7 +37,7 @@ class Unchanged:
 
 
 def find_unchanged(
-    findings: Matches,
+    matches: Matches,
     ops: Sequence[Replacement],
     state: ConversationState,
     plan: Plan,
@@ -51,7 +51,7 @@ def find_unchanged(
     Find the rules that matched and changed nothing.
 
     Args:
-        findings: What was found.
+        matches: What was found.
         ops: The replacements among it, settled.
         state: What was remembered of the conversation.
         plan: What was decided.
@@ -61,15 +61,15 @@ def find_unchanged(
         starts: The request starts a conversation.
     """
     found = [Unchanged(hit.rule, hit.path, hit.action, "it only counts") for hit in hits if hit.action == "observe"]
-    found += [Unchanged(rule.name, spell_path(path), rule.spec.action, why) for rule, path, why in findings.unchanged]
+    found += [Unchanged(rule.name, spell_path(path), rule.spec.action, why) for rule, path, why in matches.unchanged]
     settled = {id(op) for op in ops}
-    for op in findings.ops:
+    for op in matches.ops:
         path = spell_path(op.text.path)
         if id(op) not in settled:
             found.append(Unchanged(op.rule.name, path, op.rule.spec.action, _overlap(op, ops)))
-        elif op.key and (op.new is None or op.new == op.live):
+        elif op.key and (op.new is None or op.new == op.current):
             found.append(Unchanged(op.rule.name, path, op.rule.spec.action, _frozen(op, state, remembers, starts)))
-    found += _carriers(findings, plan, items)
+    found += _trailing(matches, plan, items)
     return tuple(found)
 
 
@@ -93,10 +93,10 @@ def _frozen(op: Replacement, state: ConversationState, remembers: bool, starts: 
     return "first value in this conversation, kept for its next requests"
 
 
-def _carriers(findings: Matches, plan: Plan, items: Sequence[Item]) -> Iterator[Unchanged]:
+def _trailing(matches: Matches, plan: Plan, items: Sequence[Item]) -> Iterator[Unchanged]:
     acted = {path for _, path, _ in plan.done}
-    for carrier in findings.carriers:
-        path = items[carrier.index].path
-        if carrier.rule is not None and path not in acted:
+    for message in matches.trailing:
+        path = items[message.index].path
+        if message.rule is not None and path not in acted:
             why = "it stands where it first stood"
-            yield Unchanged(carrier.rule.name, spell_path(path), carrier.rule.spec.action, why)
+            yield Unchanged(message.rule.name, spell_path(path), message.rule.spec.action, why)
