@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 from kvstack.state.events import Event
@@ -27,12 +28,23 @@ class Bus:
     def __init__(self, stack_state: StackState) -> None:
         self.stack_state = stack_state
         self._subscriptions: set[Subscription] = set()
+        self._listeners: list[Callable[[Event], None]] = []
 
     def publish(self, event: Event) -> None:
         """Reduce *event* into the Snapshot, then put it into every subscription."""
         self.stack_state = reduce(self.stack_state, event)
         for subscription in self._subscriptions:
             subscription._put(event)
+        for listener in self._listeners:
+            listener(event)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """
+        Call *listener* with every event, at once, for the bus's whole life; it must be quick and must not raise.
+
+        A part of the stack listens so where it needs an event before the next one; a reader subscribes.
+        """
+        self._listeners.append(listener)
 
     def subscribe(self, maxsize: int = 1000) -> Subscription:
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvstack.proxy.control import Controlled, control_routes, refuse_key
+from kvstack.proxy.control import Context, Controlled, control_routes, reject_key
 from kvstack.proxy.forward import Forward
 from kvstack.proxy.metrics import Metrics
 
@@ -20,8 +20,9 @@ def make_app(forward: Forward, stack: Controlled, token: str, version: str = "")
         token: Secret for the control routes that act; of the others it opens each that the proxy's key opens.
         version: Version of kvstack, for the metrics.
     """
-    metrics = Metrics(stack.stack_state, version, lambda: forward.strip_failures)
-    control = Router(control_routes(stack, token, metrics, forward.history, forward.captures), redirect_slashes=False)
+    metrics = Metrics(stack.stack_state, version, lambda: forward.rewrite_failures)
+    context = Context(stack, token, metrics, forward.log, forward.captures)
+    control = Router(control_routes(context), redirect_slashes=False)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -30,7 +31,7 @@ def make_app(forward: Forward, stack: Controlled, token: str, version: str = "")
         ours = path == "/kvstack" or path.startswith("/kvstack/")
         # The stack's token opens what is ours alone: kvstack's own verbs have no other key.
         if not forward.keys.admit(scope, token if ours else None):
-            await (refuse_key(scope, receive, send) if ours else forward.refuse(scope, send))
+            await (reject_key(scope, receive, send) if ours else forward.reject_key(scope, send))
         elif ours:
             await control(scope, receive, send)
         else:

@@ -27,7 +27,7 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -38,8 +38,8 @@ from kvstack.bus import Subscription
 from kvstack.errors import KvstackError
 from kvstack.prompt.report.listing import RuleLine
 from kvstack.proxy.capture import Captures, CaptureStream
-from kvstack.proxy.history import History
 from kvstack.proxy.metrics import CONTENT_TYPE, Metrics
+from kvstack.proxy.request_log import RequestLog
 from kvstack.state.events import Event, LogFactSeen, LogLineSeen, StateChanged, WarmupEnded
 from kvstack.state.explain import explain
 from kvstack.state.lifecycle import State
@@ -51,8 +51,6 @@ EVENT_PAUSE_S = 15.0
 LAST_WAIT_S = 1.0
 """So long `last` waits for a verdict; a prefill may take minutes, and then there is none yet."""
 LAST_PAUSE_S = 0.02
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class AsciiJson(JSONResponse):
@@ -87,135 +85,172 @@ class Controlled(Protocol):
         """Begin to listen to events."""
 
 
-def control_routes(
-    stack: Controlled, token: str, metrics: Metrics, history: History, captures: Captures
-) -> list[Route]:
+@dataclass(frozen=True, slots=True)
+class Context:
     """
-    The routes below `/kvstack/`.
+    What the routes work with.
 
-    Args:
+    Attributes:
         stack: The stack that is shown and acted upon.
+        token: Secret for the guarded routes.
         metrics: Makes the metrics.
-        history: Remembers the requests.
+        log: The requests.
         captures: Hands the requests to who listens.
-        token: Secret for the routes that act.
     """
 
-    def may_act(request: Request) -> bool:
+    stack: Controlled
+    token: str
+    metrics: Metrics
+    log: RequestLog
+    captures: Captures
+
+    def may_act(self, request: Request) -> bool:
+        """Whether a request brings the token."""
         given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+        return hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode())
 
-    def guarded(endpoint: Endpoint) -> Endpoint:
-        async def check(request: Request) -> Response:
-            return await endpoint(request) if may_act(request) else _unauthorized(stack.stack_state().name)
 
-        return check
+Endpoint = Callable[[Context, Request], Awaitable[Response]]
 
-    async def status(_: Request) -> Response:
-        return AsciiJson(stack.stack_state().to_dict(), headers={"cache-control": "no-store"})
 
-    async def warmup(_: Request) -> Response:
-        try:
-            ended = await stack.warm_up()
-        except KvstackError as error:
-            return _answer(503, "error", str(error))
-        data = {
-            "outcome": ended.outcome,
-            "prompt_tokens": ended.prompt_tokens,
-            "evaluated_tokens": ended.evaluated_tokens,
-            "boundary_tokens": ended.boundary_tokens,
-            "snapshot": ended.snapshot,
-            "duration_ms": ended.duration_ms,
-            "detail": ended.detail,
-        }
-        ok = ended.outcome == "done"
-        text = ended.detail or ended.outcome
-        if ended.outcome == "no prefix known":
-            text += ": set warmup.request_file, warmup.system_prompt_file or warmup.system_prompt in the config"
-        return _answer(200 if ok else 409, "success" if ok else "error", text, data)
+async def _status(context: Context, _: Request) -> Response:
+    return AsciiJson(context.stack.stack_state().to_dict(), headers={"cache-control": "no-store"})
 
-    async def stop(_: Request) -> Response:
-        stack.request_stop("asked by `kvstack down`")
-        return _answer(202, "success", "stopping")
 
-    async def events(_: Request) -> Response:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(_event_stream(stack.subscribe()), media_type="text/event-stream", headers=headers)
+async def _warmup(context: Context, _: Request) -> Response:
+    try:
+        ended = await context.stack.warm_up()
+    except KvstackError as error:
+        return _answer(503, "error", str(error))
+    data = {
+        "outcome": ended.outcome,
+        "prompt_tokens": ended.prompt_tokens,
+        "evaluated_tokens": ended.evaluated_tokens,
+        "boundary_tokens": ended.boundary_tokens,
+        "snapshot": ended.snapshot,
+        "duration_ms": ended.duration_ms,
+        "detail": ended.detail,
+    }
+    ok = ended.outcome == "done"
+    text = ended.detail or ended.outcome
+    if ended.outcome == "no prefix known":
+        text += ": set warmup.request_file, warmup.system_prompt_file or warmup.system_prompt in the config"
+    return _answer(200 if ok else 409, "success" if ok else "error", text, data)
 
-    async def show_metrics(_: Request) -> Response:
-        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
-    async def rules(_: Request) -> Response:
-        hits = dict(stack.stack_state().totals.rules)
-        lines = [asdict(line) | {"hits": hits.get(line.name, 0)} for line in stack.rules()]
-        active = sum(line["active"] for line in lines)
-        return _answer(200, "success", f"{len(lines)} rules, {active} on", {"rules": lines})
+async def _stop(context: Context, _: Request) -> Response:
+    context.stack.request_stop("asked by `kvstack down`")
+    return _answer(202, "success", "stopping")
 
-    async def one_request(request: Request) -> Response:
-        wants_text = "text" in request.query_params
-        if wants_text and not may_act(request):
-            return _unauthorized(stack.stack_state().name)
-        number = request.path_params["number"]
-        if number == "last":
-            await _last_is_judged(stack)
-        stack_state = stack.stack_state()
-        row = _row(stack_state, number)
-        if row is None:
-            return _answer(404, "error", _which(stack_state, number))
-        before = stack_state.row(row.before) if row.before is not None else None
-        server = stack_state.server
-        explanation = explain(row, before, stack_state.prefill_tokens_per_s, server.slots, attached=server.is_attached)
-        data: dict[str, Any] = {"explanation": explanation.to_dict()}
-        data["request"] = next(one for one in stack_state.to_dict()["requests"] if one["id"] == row.id)
-        divergence = history.divergence(row.id)
-        if wants_text and divergence is not None:
-            data["divergence"] = asdict(divergence)
-        return _answer(200, "success", explanation.headline, data)
 
-    async def diff(request: Request) -> Response:
-        stack_state = stack.stack_state()
-        row = _row(stack_state, request.path_params["number"])
-        kept = history.body(row.id) if row is not None else None
-        if row is None:
-            return _answer(404, "error", _which(stack_state, request.path_params["number"]))
-        if kept is None:
-            return _answer(404, "error", _not_kept(row, history))
-        edits = kept.edits()
-        data: dict[str, Any] = {
-            "request": row.id,
-            "path": kept.path,
-            "original": kept.original.decode("utf-8", "replace"),
-            "stripped": kept.stripped.body.decode("utf-8", "replace"),
-            "edits": [asdict(edit) for edit in edits],
-            "hits": [asdict(hit) for hit in kept.stripped.hits],
-        }
-        return _answer(200, "success", f"{len(edits)} edits", data)
+async def _events(context: Context, _: Request) -> Response:
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    stream = _event_stream(context.stack.subscribe())
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
-    async def capture(_: Request) -> Response:
-        listener = captures.listen()
-        if listener is None:
-            return _answer(429, "error", f"{captures.listeners} captures run already")
-        return CaptureStream(listener)
 
-    async def unknown(request: Request) -> Response:
-        return _answer(404, "error", f"{request.url.path} is no route of kvstack")
+async def _show_metrics(context: Context, _: Request) -> Response:
+    return Response(context.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def _rules(context: Context, _: Request) -> Response:
+    hits = dict(context.stack.stack_state().totals.rules)
+    lines = [asdict(line) | {"hits": hits.get(line.name, 0)} for line in context.stack.rules()]
+    active = sum(line["active"] for line in lines)
+    return _answer(200, "success", f"{len(lines)} rules, {active} on", {"rules": lines})
+
+
+async def _request(context: Context, request: Request) -> Response:
+    stack = context.stack
+    wants_text = "text" in request.query_params
+    if wants_text and not context.may_act(request):
+        return _unauthorized(stack.stack_state().name)
+    number = request.path_params["number"]
+    if number == "last":
+        await _last_is_judged(stack)
+    stack_state = stack.stack_state()
+    row = _row(stack_state, number)
+    if row is None:
+        return _answer(404, "error", _which(stack_state, number))
+    before = stack_state.row(row.before) if row.before is not None else None
+    server = stack_state.server
+    explanation = explain(row, before, stack_state.prefill_tokens_per_s, server.slots, attached=server.is_attached)
+    data: dict[str, Any] = {"explanation": explanation.to_dict()}
+    data["request"] = next(one for one in stack_state.to_dict()["requests"] if one["id"] == row.id)
+    logged = context.log.get(row.id)
+    if wants_text and logged is not None and logged.difference is not None:
+        data["divergence"] = asdict(logged.difference)
+    return _answer(200, "success", explanation.headline, data)
+
+
+async def _diff(context: Context, request: Request) -> Response:
+    stack_state, number = context.stack.stack_state(), request.path_params["number"]
+    row = _row(stack_state, number)
+    if row is None:
+        return _answer(404, "error", _which(stack_state, number))
+    logged = context.log.get(row.id)
+    if not context.log.keeps_bodies or logged is None or logged.bodies is None:
+        return _answer(404, "error", _not_kept(row, context.log))
+    bodies = logged.bodies
+    edits = bodies.edits()
+    data: dict[str, Any] = {
+        "request": row.id,
+        "path": logged.path,
+        "original": bodies.original.decode("utf-8", "replace"),
+        "stripped": bodies.rewritten.body.decode("utf-8", "replace"),
+        "edits": [asdict(edit) for edit in edits],
+        "hits": [asdict(hit) for hit in bodies.rewritten.hits],
+    }
+    return _answer(200, "success", f"{len(edits)} edits", data)
+
+
+async def _capture(context: Context, _: Request) -> Response:
+    listener = context.captures.listen()
+    if listener is None:
+        return _answer(429, "error", f"{context.captures.listeners} captures run already")
+    return CaptureStream(listener)
+
+
+async def _unknown(_: Context, request: Request) -> Response:
+    return _answer(404, "error", f"{request.url.path} is no route of kvstack")
+
+
+_OPEN: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", "/kvstack/status", _status),
+    ("GET", "/kvstack/events", _events),
+    ("GET", "/kvstack/metrics", _show_metrics),
+    ("GET", "/kvstack/rules", _rules),
+    ("GET", "/kvstack/requests/{number}", _request),
+)
+_GUARDED: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", "/kvstack/requests/{number}/diff", _diff),
+    ("GET", "/kvstack/capture", _capture),
+    ("POST", "/kvstack/warmup", _warmup),
+    ("POST", "/kvstack/stop", _stop),
+)
+"""These need the token: they act, or show what users wrote."""
+
+
+def control_routes(context: Context) -> list[Route]:
+    """The routes below `/kvstack/`."""
+
+    def served(endpoint: Endpoint, *, guarded: bool = False) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            if guarded and not context.may_act(request):
+                return _unauthorized(context.stack.stack_state().name)
+            return await endpoint(context, request)
+
+        return serve
 
     return [
-        Route("/kvstack/status", status, methods=["GET"]),
-        Route("/kvstack/events", events, methods=["GET"]),
-        Route("/kvstack/metrics", show_metrics, methods=["GET"]),
-        Route("/kvstack/rules", rules, methods=["GET"]),
-        Route("/kvstack/requests/{number}", one_request, methods=["GET"]),
-        Route("/kvstack/requests/{number}/diff", guarded(diff), methods=["GET"]),
-        Route("/kvstack/capture", guarded(capture), methods=["GET"]),
-        Route("/kvstack/warmup", guarded(warmup), methods=["POST"]),
-        Route("/kvstack/stop", guarded(stop), methods=["POST"]),
-        Route("/kvstack/{rest:path}", unknown),
-        Route("/kvstack", unknown),
+        *(Route(path, served(endpoint), methods=[method]) for method, path, endpoint in _OPEN),
+        *(Route(path, served(endpoint, guarded=True), methods=[method]) for method, path, endpoint in _GUARDED),
+        Route("/kvstack/{rest:path}", served(_unknown)),
+        Route("/kvstack", served(_unknown)),
     ]
 
 
-refuse_key = AsciiJson(
+reject_key = AsciiJson(
     {
         "status": "error",
         "message": "this needs proxy.api_key, or the token of the stack's run file, as `Authorization: Bearer ...`",
@@ -235,9 +270,9 @@ def _unauthorized(name: str) -> Response:
     return _answer(401, "error", text)
 
 
-def _not_kept(row: RequestRow, history: History) -> str:
+def _not_kept(row: RequestRow, log: RequestLog) -> str:
     """Why a request's bodies cannot be shown, and the setting that it takes."""
-    if not history.keeps_bodies:
+    if not log.keeps_bodies:
         return (
             f"the bodies of request {row.id} were not kept: set proxy.keep_bodies to a number of requests, "
             "and start the stack again"

@@ -31,15 +31,14 @@ from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import RuleLine, list_rules
 from kvstack.proxy.app import make_app
 from kvstack.proxy.forward import Forward
-from kvstack.proxy.history import History
 from kvstack.proxy.keys import Keys
+from kvstack.proxy.request_log import RequestLog
 from kvstack.proxy.serve import ProxyServer
 from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
 from kvstack.stack.plan import Plan
 from kvstack.stack.ports import take_port
 from kvstack.stack.server_identity import IdentityCheck
 from kvstack.state.events import (
-    Event,
     LogFactSeen,
     LogLineSeen,
     Notice,
@@ -79,32 +78,32 @@ class Stack:
         server = ServerView(url=config.upstream_url, is_attached=config.attached)
         self.bus = Bus(StackState(config.name, config.proxy_url, server=server))
         self._upstream = Upstream(config.upstream_url, config.server.api_key)
-        self._gate = Pause(self.bus, remembers=plan.snapshot_dir is not None)
+        self._log = RequestLog(config.proxy.keep_bodies)
+        self._pause = Pause(self.bus, self._log if plan.snapshot_dir is not None else None)
         self._snapshots = PrefixSnapshots(
-            plan.warmup_context, self._upstream, lambda: self._verifier.props, self._gate, self._warn
+            plan.warmup_context, self._upstream, lambda: self._identity.props, self._pause, self._warn
         )
-        self._prover = SnapshotValidator(self._upstream, self._snapshots, self.bus)
+        self._validator = SnapshotValidator(self._upstream, self._snapshots, self.bus, self._log)
         self._forward = Forward(
             self._upstream,
-            self._strip,
+            self._rewrite,
             self._wait_ready,
-            self._publish_traffic,
+            self.bus.publish,
             max_body_bytes=config.proxy.max_body_mib * 1024 * 1024,
             ready_timeout_s=config.proxy.ready_timeout_s,
             cors_origins=config.proxy.cors_origins,
-            history=History(config.proxy.keep_bodies),
+            log=self._log,
             slot_actions=plan.snapshot_dir is None or config.server.slot_save_path is not None,
-            sent=self._note_sent,
             keys=Keys(config.proxy.api_key, config.server.api_key),
             on_out_of_descriptors=self._no_descriptor_left,
         )
         self._readers: dict[int, LogReader] = {}
-        self._verifier = IdentityCheck(plan, self._upstream, self.bus.publish)
+        self._identity = IdentityCheck(plan, self._upstream, self.bus.publish)
         self._memory = ConversationMemory()
         self._warming = asyncio.Lock()
         self._warmer = Warmer(
             self._upstream,
-            self._strip_alone,
+            self._rewrite_alone,
             plan.warmup,
             long_user_text=plan.needs_checkpoints,
             ubatch_tokens=config.server.ubatch_size,
@@ -149,9 +148,9 @@ class Stack:
             raise NotReady("The stack is not ready", f"state: {self._supervisor.state}", "Wait until it is.")
         async with self._warming:
             self.bus.publish(WarmupStarted(time.time()))
-            self._prover.begin(None)
+            self._validator.begin(None)
             ended = await self._warmer.warm_up()
-            self._prover.begin(self._snapshots.prefix)
+            self._validator.begin(self._snapshots.prefix)
         self.bus.publish(ended)
         if ended.outcome == "failed":
             self._warn(f"The warm-up failed: {ended.detail}")
@@ -181,10 +180,10 @@ class Stack:
             server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s, self._no_descriptor_left)
             for text in self._plan.notices:
                 self._warn(text)
-            self._verifier.report(self._plan.findings)
+            self._identity.report(self._plan.findings)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.run())
-                proving = group.create_task(self._prover.run())
+                validating = group.create_task(self._validator.run())
                 try:
                     await _first_of(server.started(), serving)
                     self._write_run_file()
@@ -196,7 +195,7 @@ class Stack:
                     self._write_end_file(error)
                     raise
                 finally:
-                    proving.cancel()
+                    validating.cancel()
                     server.stop()
                     await self._forward.close_exchanges(0)
                     # Here and not by the group: after an error that would cancel it in the middle of its own end.
@@ -292,7 +291,7 @@ class Stack:
             publish=self.bus.publish,
             output=self._output,
             health=self._upstream.health,
-            verify=self._verifier.verify,
+            verify=self._identity.verify,
             warm=self._warm,
             release_upstream=self._release_upstream,
             spawned=self._spawned,
@@ -329,7 +328,7 @@ class Stack:
         reader = self._readers.get(run)
         if reader is None:
             self._readers = {run: LogReader()}
-            self._verifier.start_facts.clear()
+            self._identity.start_facts.clear()
             reader = self._readers[run]
         batch = reader.feed(data)
         now = time.time()
@@ -338,7 +337,7 @@ class Stack:
         for fact in batch.facts:
             self.bus.publish(LogFactSeen(now, run, fact))
             if self._supervisor.state is not State.READY:
-                self._verifier.start_facts.append(fact)
+                self._identity.start_facts.append(fact)
 
     async def _warm(self) -> None:
         if not self._plan.config.warmup.enabled:  # not by itself; whoever asks for it gets it
@@ -376,26 +375,18 @@ class Stack:
     async def _wait_ready(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while await self._supervisor.wait_ready(max(0.0, deadline - time.monotonic())):
-            if self._gate.is_open:
+            if self._pause.is_open:
                 return True
-            if not await self._gate.wait_open(max(0.0, deadline - time.monotonic())):
+            if not await self._pause.wait_open(max(0.0, deadline - time.monotonic())):
                 return False
         return False
 
-    def _note_sent(self, number: int, path: str, body: bytes) -> None:
-        self._gate.sent(number, path, body)
-        self._prover.sent(number, path, body)
+    def _rewrite(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
+        return apply_rules(body, path, self._plan.rules, self._memory, headers, self._identity.props.chat_template)
 
-    def _publish_traffic(self, event: Event) -> None:
-        self.bus.publish(event)
-        self._prover.seen(event)
-
-    def _strip(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
-        return apply_rules(body, path, self._plan.rules, self._memory, headers, self._verifier.props.chat_template)
-
-    def _strip_alone(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
+    def _rewrite_alone(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
         """The same rules without the memory: a warm-up is no conversation."""
-        return apply_rules(body, path, self._plan.rules, None, headers, self._verifier.props.chat_template)
+        return apply_rules(body, path, self._plan.rules, None, headers, self._identity.props.chat_template)
 
 
 async def _first_of(wanted: Awaitable[_Result], other: asyncio.Task[None]) -> None:

@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kvstack.bus import Bus
-from kvstack.prompt.request.apis import can_be_rendered
-from kvstack.prompt.warmup_request import head_digest
-from kvstack.state.events import WarmupStepped
+from kvstack.proxy.request_log import RequestLog
+from kvstack.state.events import Event, RequestForwarded, WarmupStepped
 from kvstack.state.lifecycle import State
 
 QUIET_S = 2.0
@@ -20,24 +19,22 @@ QUIET_S = 2.0
 LOOK_S = 0.02
 
 CONVERSATIONS_KEPT = 16
-HEAD_BYTES = 4 * 1024 * 1024
-"""Larger requests are not looked at: that would take longer than it is worth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """
-    What is remembered of one; no text of it.
+    What is remembered of a client's conversation; no text of it.
 
     Attributes:
         request: Number of its newest request.
         path: That one's endpoint.
-        head: Digest of what begins its prompt; None where that cannot be told.
+        head_fingerprint: Digest of its system texts and tools; None where the request has no such thing.
     """
 
     request: int
     path: str
-    head: str | None
+    head_fingerprint: str | None
 
 
 class Pause:
@@ -46,15 +43,17 @@ class Pause:
 
     Args:
         bus: Knows which requests are with the server.
-        remembers: Whether somebody will ask for the conversations.
+        log: The requests, where somebody will ask for the conversations.
     """
 
-    def __init__(self, bus: Bus, *, remembers: bool = True) -> None:
+    def __init__(self, bus: Bus, log: RequestLog | None = None) -> None:
         self._bus = bus
-        self._remembers = remembers
+        self._log = log
         self._open = asyncio.Event()
         self._open.set()
         self._newest: OrderedDict[Hashable, tuple[int, Conversation]] = OrderedDict()
+        if log is not None:
+            bus.listen(self._on_event)
 
     @property
     def is_open(self) -> bool:
@@ -81,26 +80,6 @@ class Pause:
         return any(row.run == stack_state.join.run and row.phase != "received" for row in stack_state.requests) or any(
             slot.tokens and not slot.is_warmup for slot in stack_state.slots
         )
-
-    def sent(self, number: int, path: str, body: bytes) -> None:
-        """
-        A model request goes to the server.
-
-        Args:
-            number: Of the request.
-            path: Its endpoint.
-            body: As the server gets it.
-        """
-        if not self._remembers:
-            return
-        stack_state = self._bus.stack_state
-        row = stack_state.row(number)
-        key = (row.conversation if row is not None else None) or number
-        self._newest.pop(key, None)
-        head = head_digest(body) if can_be_rendered(path) and len(body) <= HEAD_BYTES else None
-        self._newest[key] = (stack_state.join.run, Conversation(number, path, head))
-        while len(self._newest) > CONVERSATIONS_KEPT:
-            self._newest.popitem(last=False)
 
     def conversations(self) -> list[Conversation]:
         """The conversations that have a slot of this run of the server, the newest first; all, if it has no log."""
@@ -137,3 +116,19 @@ class Pause:
             row.run == stack_state.join.run and row.phase != "received" and not row.is_over
             for row in stack_state.requests
         )
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, RequestForwarded):
+            self._remember(event.id)
+
+    def _remember(self, number: int) -> None:
+        """Remember which conversation a request continues."""
+        request = self._log.get(number) if self._log is not None else None
+        if request is None:
+            return
+        key = request.conversation or number
+        conversation = Conversation(number, request.path, request.head_fingerprint())
+        self._newest.pop(key, None)
+        self._newest[key] = (self._bus.stack_state.join.run, conversation)
+        while len(self._newest) > CONVERSATIONS_KEPT:
+            self._newest.popitem(last=False)

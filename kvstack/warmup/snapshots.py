@@ -16,9 +16,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal
 
 from kvstack.llama.model.memory import MIB
 from kvstack.prompt.request.apis import can_be_rendered
@@ -26,43 +25,12 @@ from kvstack.prompt.warmup_request import WarmupRequest, head_digest
 from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Props, Upstream
 from kvstack.warmup.identity import FileStamp, SnapshotNote, conversation_bytes, snapshot_bytes
+from kvstack.warmup.pause import Pause
 from kvstack.warmup.prefix import NoSnapshot, Prefix, WarmupContext, find_prefix, server_files
 from kvstack.warmup.store import DamagedSnapshot, SnapshotFiles
 
 PUSH_PROMPT = "zz"
 """Too short to be like anything: the server moves what its slot holds to the host prompt cache."""
-
-
-class Conversation(Protocol):
-    """What is known of a client's conversation."""
-
-    @property
-    def request(self) -> int:
-        """Number of its newest request."""
-
-    @property
-    def path(self) -> str:
-        """That one's endpoint."""
-
-    @property
-    def head(self) -> str | None:
-        """Digest of what begins its prompt; None where that cannot be told."""
-
-
-class Occupancy(Protocol):
-    """What the slots hold for clients."""
-
-    def is_taken(self) -> bool:
-        """Whether a slot may hold a client's conversation."""
-
-    def conversations(self) -> Sequence[Conversation]:
-        """The conversations that have a slot, the newest first."""
-
-    def quiet(self) -> AbstractAsyncContextManager[bool]:
-        """Hold clients' requests back; false if one is being served and does not end."""
-
-    def step(self, prompt_tokens: int, evaluated_tokens: int) -> None:
-        """Tell that a task of the server was the warm-up's own."""
 
 
 class PrefixSnapshots:
@@ -73,7 +41,7 @@ class PrefixSnapshots:
         context: What is known of the stack.
         upstream: The server.
         props: What the running server says of itself.
-        occupancy: What its slots hold.
+        pause: Holds clients back, and knows which conversations have a slot.
         warn: Tells a person of a snapshot that was lost.
 
     Attributes:
@@ -85,14 +53,14 @@ class PrefixSnapshots:
         context: WarmupContext,
         upstream: Upstream,
         props: Callable[[], Props],
-        occupancy: Occupancy,
+        pause: Pause,
         warn: Callable[[str], None],
     ) -> None:
         self.prefix: Prefix | None = None
         self._context = context
         self._upstream = upstream
         self._props = props
-        self._occupancy = occupancy
+        self._pause = pause
         self._warn = warn
         self._server_files: tuple[FileStamp, ...] = ()
         self._on_trial: Prefix | None = None
@@ -129,7 +97,7 @@ class PrefixSnapshots:
         refusal = files.refusal(prefix.name)
         if refusal is not None:
             raise NoSnapshot(refusal)
-        if self._occupancy.is_taken():
+        if self._pause.is_taken():
             number = self._find_conversation(request)
             if number is not None:
                 return _ended(begun, prefix, detail=f"request {number} began with it, so it is in the cache already")
@@ -184,12 +152,12 @@ class PrefixSnapshots:
         To fill the slot would be of no use then, and cost that conversation all that stands behind the prefix: with the
         prefix in its slot the server does not look into the host prompt cache.
         """
-        head = head_digest(request.body)
-        for conversation in self._occupancy.conversations():
+        fingerprint = head_digest(request.body)
+        for conversation in self._pause.conversations():
             number, path = conversation.request, conversation.path
             if not can_be_rendered(path):
                 raise NoSnapshot(f"whether request {number} ({path}) begins with the prefix, cannot be told")
-            if conversation.head is not None and conversation.head == head:
+            if conversation.head_fingerprint is not None and conversation.head_fingerprint == fingerprint:
                 return number
         return None
 
@@ -215,11 +183,11 @@ class PrefixSnapshots:
 
     async def _push(self) -> None:
         """Let the server move the conversation in its slot to the host prompt cache: a restore would overwrite it."""
-        if not self._occupancy.is_taken():
+        if not self._pause.is_taken():
             return
         # Without id_slot: a pinned request skips that cache.
         prompt, evaluated = await self._evaluate({"prompt": PUSH_PROMPT})
-        self._occupancy.step(prompt, evaluated)
+        self._pause.step(prompt, evaluated)
 
     # The slot and the file
 
@@ -231,7 +199,7 @@ class PrefixSnapshots:
             return False
         if note is None:
             return False
-        async with self._occupancy.quiet() as quiet:
+        async with self._pause.quiet() as quiet:
             if not quiet:
                 raise NoSnapshot("a request is being served")
             await self._push()
@@ -267,18 +235,18 @@ class PrefixSnapshots:
             raise NoSnapshot(f"there is no room for {size // MIB:,} MiB in {files.directory}")
         self._on_trial = prefix
         request: dict[str, Any] = {"prompt": list(prefix.tokens)}
-        if self._occupancy.is_taken():
-            async with self._occupancy.quiet() as quiet:
+        if self._pause.is_taken():
+            async with self._pause.quiet() as quiet:
                 if not quiet:
                     raise NoSnapshot("a request is being served")
                 await self._push()
         else:
             request["id_slot"] = 0
         prompt, evaluated = await self._evaluate(request)
-        self._occupancy.step(prompt, evaluated)
+        self._pause.step(prompt, evaluated)
         if prompt != len(prefix.tokens):
             raise NoSnapshot(f"the server evaluated {prompt:,} tokens instead of {len(prefix.tokens):,}")
-        async with self._occupancy.quiet() as quiet:
+        async with self._pause.quiet() as quiet:
             if not quiet:
                 raise NoSnapshot("a request came in between")
             await self._save(files, prefix)

@@ -1,4 +1,4 @@
-"""Does a restored prefix hold?  Only an answer tells: how much of its prompt the server did not have to evaluate."""
+"""Checks whether a restored prefix holds, by how much of a prompt the server did not have to evaluate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from kvstack.bus import Bus
 from kvstack.prompt.request.apis import can_be_rendered
 from kvstack.prompt.warmup_request import WarmupRequest
-from kvstack.state.events import AnswerSeen, Event, Notice, RequestEnded, WarmupJudged
+from kvstack.proxy.request_log import RequestLog
+from kvstack.state.events import AnswerSeen, Event, Notice, RequestEnded, RequestForwarded, WarmupJudged
 from kvstack.upstream import Upstream, UpstreamError
 from kvstack.warmup.identity import holds
 from kvstack.warmup.prefix import Prefix, begins_with
@@ -38,20 +39,23 @@ class SnapshotValidator:
     Args:
         upstream: The server.
         snapshots: Whose prefix is to be proved.
-        bus: Knows what the log tells of a request; takes events.
+        bus: Tells of the requests, and what the server's log says of them; takes events.
+        log: The requests.
     """
 
-    def __init__(self, upstream: Upstream, snapshots: PrefixSnapshots, bus: Bus) -> None:
+    def __init__(self, upstream: Upstream, snapshots: PrefixSnapshots, bus: Bus, log: RequestLog) -> None:
         self._upstream = upstream
         self._snapshots = snapshots
         self._bus = bus
+        self._log = log
         self._prefix: Prefix | None = None
-        self._sent: dict[int, WarmupRequest] = {}
+        self._sent: set[int] = set()
         self._answers: asyncio.Queue[_Answered] = asyncio.Queue()
+        bus.listen(self._on_event)
 
     def begin(self, prefix: Prefix | None) -> None:
         """
-        Doubt what the slot holds now.
+        Begin to validate what the slot holds now.
 
         Args:
             prefix: What was restored; None if that is nothing, or is about to be replaced.
@@ -59,35 +63,27 @@ class SnapshotValidator:
         self._prefix = prefix
         self._sent.clear()
 
-    def sent(self, number: int, path: str, body: bytes) -> None:
-        """
-        A model request goes to the server.
-
-        Args:
-            number: Of the request.
-            path: Its endpoint.
-            body: As the server gets it.
-        """
-        if self._prefix is not None and can_be_rendered(path):
-            self._sent[number] = WarmupRequest(path, body)
-
-    def seen(self, event: Event) -> None:
-        """Something was heard of a request."""
+    def _on_event(self, event: Event) -> None:
         match event:
+            case RequestForwarded() if self._prefix is not None:
+                self._sent.add(event.id)
             case AnswerSeen():
-                self._answered(event)
+                self._on_answer(event)
             case RequestEnded():
-                self._sent.pop(event.id, None)  # what it says is kept as long as it runs
+                self._sent.discard(event.id)
             case _:
                 pass
 
-    def _answered(self, answer: AnswerSeen) -> None:
+    def _on_answer(self, answer: AnswerSeen) -> None:
         if answer.cached_tokens is None:
             return
         self._snapshots.answered()
-        request = self._sent.pop(answer.id, None)
-        if request is not None and self._prefix is not None:
-            self._answers.put_nowait(_Answered(answer.id, request, self._prefix, answer.cached_tokens))
+        request = self._log.get(answer.id) if answer.id in self._sent else None
+        self._sent.discard(answer.id)
+        if self._prefix is None or request is None or request.bodies is None or not can_be_rendered(request.path):
+            return
+        sent = WarmupRequest(request.path, request.bodies.rewritten.body)
+        self._answers.put_nowait(_Answered(answer.id, sent, self._prefix, answer.cached_tokens))
 
     async def run(self) -> None:
         """Judge, until cancelled."""

@@ -17,9 +17,9 @@ from kvstack.prompt.report.listing import RuleLine, list_rules
 from kvstack.prompt.rules.compiler import compile_rules, parse_pack
 from kvstack.prompt.rules.ruleset import RuleSettings
 from kvstack.proxy.app import make_app
-from kvstack.proxy.forward import Forward, Strip
-from kvstack.proxy.history import History
+from kvstack.proxy.forward import Forward, Rewrite
 from kvstack.proxy.keys import Keys
+from kvstack.proxy.request_log import RequestLog
 from kvstack.proxy.serve import ProxyServer, bind
 from kvstack.state.events import Event, WarmupEnded
 from kvstack.state.stack_state import StackState
@@ -120,7 +120,7 @@ async def always_ready(_: float) -> bool:
 async def proxy(
     stub: StubUpstream | None,
     *,
-    strip: Strip = plain_strip,
+    strip: Rewrite = plain_strip,
     wait_ready: Callable[[float], object] = always_ready,
     max_body_bytes: int = 1_000_000,
     cors_origins: tuple[str, ...] = (),
@@ -150,7 +150,7 @@ async def proxy(
         max_body_bytes=max_body_bytes,
         ready_timeout_s=ready_timeout_s,
         cors_origins=cors_origins,
-        history=History(keep_bodies),
+        log=RequestLog(keep_bodies),
         slot_actions=slot_actions,
         keys=keys,
     )

@@ -483,7 +483,7 @@ async def test_rules_that_fail_never_fail_a_request() -> None:
             status, _, _ = await exchange(running.port, http("POST", CHAT, BODY))
             assert status == 200
     assert [received.body for received in stub.received] == [BODY] * 3
-    assert running.forward.strip_failures == 3
+    assert running.forward.rewrite_failures == 3
     assert len(running.of(Notice)) == 1
     assert len(running.of(RequestReceived)) == 3
 

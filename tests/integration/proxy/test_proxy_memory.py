@@ -58,4 +58,4 @@ async def test_branches_of_one_conversation(size: str) -> None:
         for name, text in wanted
     )
     assert len({texts[0] for texts in sent}) == len({*padding.values()})
-    assert running.forward.strip_failures == 0
+    assert running.forward.rewrite_failures == 0

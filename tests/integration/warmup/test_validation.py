@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
 from kvstack.prompt.warmup_request import WarmupRequest
+from kvstack.proxy.request_log import RequestLog
 from kvstack.stack.plan import make_plan
-from kvstack.state.events import AnswerSeen, Event, RequestEnded, StateChanged, WarmupEnded, WarmupStarted
+from kvstack.state.events import AnswerSeen, RequestEnded, StateChanged, WarmupEnded, WarmupStarted
 from kvstack.state.lifecycle import State
-from kvstack.state.stack_state import StackState
 from kvstack.upstream import Props, Upstream
-from kvstack.warmup import validation as proving_module
+from kvstack.warmup import validation as validation_module
 from kvstack.warmup.pause import Pause
 from kvstack.warmup.prefix import NoSnapshot, Prefix
 from kvstack.warmup.snapshots import PrefixSnapshots
@@ -27,7 +26,7 @@ from kvstack.warmup.store import SnapshotFiles
 from kvstack.warmup.validation import SnapshotValidator
 from tests.integration.proxy.proxy_rig import CHAT
 from tests.integration.stub_upstream import Received, StubUpstream, run_stub
-from tests.unit.state.story import Story
+from tests.integration.warmup.warmup_rig import Life, log_request
 
 PREFIX = Prefix("kvstack-prefix-0", tuple(ord(mark) for mark in "The system prompt"))
 
@@ -44,28 +43,14 @@ async def letters(request: Received, writer: asyncio.StreamWriter) -> None:
     await writer.drain()
 
 
-class Life(Story):
-    """A stack's life on a bus."""
-
-    def __init__(self) -> None:
-        self.bus = Bus(StackState("t", "http://127.0.0.1:1"))
-        self.events: list[Event] = []
-        super().__init__()
-
-    def emit(self, event: Event) -> None:
-        """Let something happen."""
-        self.events.append(event)
-        self.bus.publish(event)
-        self.stack_state = self.bus.stack_state
-
-
 class Rig:
-    """A prover with a restored prefix."""
+    """A validator with a restored prefix."""
 
     def __init__(self, stub: StubUpstream, directory: Path) -> None:
         text = f'name = "t"\n[server]\nurl = "http://127.0.0.1:{stub.port}"\n'
         plan = make_plan(parse_config(text, Path("/t.toml"), Path("/home/ann")), Path("/t.toml"), {})
         self.life = Life()
+        self.log = RequestLog()
         self.files = SnapshotFiles(directory, 1000)
         self.upstream = Upstream(f"http://127.0.0.1:{stub.port}")
         self.snapshots = PrefixSnapshots(
@@ -75,22 +60,22 @@ class Rig:
             Pause(self.life.bus),
             lambda _: None,
         )
-        self.prover = SnapshotValidator(self.upstream, self.snapshots, self.life.bus)
+        self.validator = SnapshotValidator(self.upstream, self.snapshots, self.life.bus, self.log)
         self.restore()
 
     def restore(self) -> None:
         """The slot is filled from the file."""
         self.life.emit(WarmupStarted(1.0))
-        self.prover.begin(None)
-        self.prover.begin(PREFIX)
+        self.validator.begin(None)
+        self.validator.begin(PREFIX)
         self.life.emit(WarmupEnded(1.0, "done", 17, 0, 1.0, "", 17, "restored"))
 
     def send(self, text: str, path: str = CHAT, **keys: object) -> int:
         """A request goes to the server."""
-        number = self.life.ask(None)
         messages = [{"role": "system", "content": text}, {"role": "user", "content": "Hello"}]
-        self.prover.sent(number, path, json.dumps({"messages": messages, **keys}).encode())
-        return number
+        body = json.dumps({"messages": messages, **keys}).encode()
+        log_request(self.log, self.life.numbers + 1, path, body)
+        return self.life.ask(None)
 
     def work(self, cached: int, *, slot: int = 0) -> None:
         """The server does what it was asked for, and logs it."""
@@ -102,7 +87,7 @@ class Rig:
         seen = AnswerSeen(number, 40, cached, evaluated, generated_tokens=8)
         for event in (seen, RequestEnded(2.0, number, 200, "done")):
             self.life.emit(event)
-            self.prover.seen(event)
+        self.log.end(number)
         for _ in range(50):
             await asyncio.sleep(0.005)
             if self.judgements():
@@ -123,10 +108,10 @@ class Rig:
 
 @asynccontextmanager
 async def rig(directory: Path) -> AsyncIterator[Rig]:
-    """A prover that runs."""
+    """A validator that runs."""
     async with run_stub(letters) as stub:
         made = Rig(stub, directory)
-        running = asyncio.ensure_future(made.prover.run())
+        running = asyncio.ensure_future(made.validator.run())
         try:
             yield made
         finally:
@@ -190,7 +175,7 @@ async def test_an_emptied_slot_and_another_slot_decide_nothing(tmp_path: Path) -
 
 async def test_without_the_log_only_a_hit_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows then who had the slot; a log that is late is waited for, but not for ever."""
-    monkeypatch.setattr(proving_module, "SETTLE_S", 0.1)
+    monkeypatch.setattr(validation_module, "SETTLE_S", 0.1)
     async with rig(tmp_path) as made:
         assert await made.answer(made.send(SYSTEM), 0) == []
         assert await made.answer(made.send(SYSTEM), 17) == [True]
@@ -255,9 +240,11 @@ async def test_what_was_asked_is_kept_as_long_as_it_runs(tmp_path: Path) -> None
     """A client that leaves takes its words with it."""
     async with rig(tmp_path) as made:
         number = made.send("The secret")
-        assert "secret" in repr(vars(made.prover))
-        made.prover.seen(RequestEnded(2.0, number, None, "cancelled"))
-        assert "secret" not in repr(vars(made.prover))
+        assert "secret" in repr(made.log.get(number))
+        made.life.emit(RequestEnded(2.0, number, None, "cancelled"))
+        made.log.end(number)
+        assert "secret" not in repr(made.log.get(number))
+        assert "secret" not in repr(vars(made.validator))
 
 
 async def test_a_death_is_blamed_on_what_is_on_trial_alone(tmp_path: Path) -> None:

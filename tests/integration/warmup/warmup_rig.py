@@ -1,0 +1,33 @@
+"""A stack's life on a bus, and requests in its log."""
+
+from __future__ import annotations
+
+from kvstack.bus import Bus
+from kvstack.prompt.diff.previous import Compared
+from kvstack.prompt.engine import RewriteResult
+from kvstack.prompt.request.document import api_of
+from kvstack.proxy.request_log import Bodies, LoggedRequest, RequestLog
+from kvstack.state.events import Event
+from kvstack.state.stack_state import StackState
+from tests.unit.state.story import Story
+
+
+class Life(Story):
+    """A stack's life on a bus."""
+
+    def __init__(self) -> None:
+        self.bus = Bus(StackState("t", "http://127.0.0.1:1"))
+        self.events: list[Event] = []
+        super().__init__()
+
+    def emit(self, event: Event) -> None:
+        """Let something happen."""
+        self.events.append(event)
+        self.bus.publish(event)
+        self.stack_state = self.bus.stack_state
+
+
+def log_request(log: RequestLog, number: int, path: str, body: bytes, conversation: str | None = None) -> None:
+    """Log a request on which no rule acted."""
+    rewritten = RewriteResult(body, api=api_of(path), conversation=conversation)
+    log.add(LoggedRequest(number, path, Compared(conversation), Bodies(body, rewritten)))
