@@ -15,7 +15,7 @@ from pathlib import Path
 assert sys.platform != "win32"
 
 
-_GUARD = Path(__file__).with_name("guard.py")
+_PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 _HAS_DEATH_SIGNAL = sys.platform == "linux"
 
 
@@ -108,11 +108,11 @@ def _guarded(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], di
     # The death signal follows the *thread* that starts the child, so only the main thread may ask for it.
     able = _HAS_DEATH_SIGNAL and threading.current_thread() is threading.main_thread()
     # The interpreter may be gone: a long-lived kvstack can outlive an upgrade of its own installation.
-    if not able or not os.access(sys.executable, os.X_OK) or not _GUARD.is_file():
+    if not able or not os.access(sys.executable, os.X_OK) or not _PARENT_DEATH.is_file():
         return list(argv), dict(env)
     loader = [f"{name}={value}" for name, value in env.items() if name.startswith("LD_")]
     environment = {name: value for name, value in env.items() if not name.startswith("LD_")}
-    return [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), *loader, "--", *argv], environment
+    return [sys.executable, "-I", "-S", str(_PARENT_DEATH), str(os.getpid()), *loader, "--", *argv], environment
 
 
 def start_clock_s(pid: int) -> float | None:
