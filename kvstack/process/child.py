@@ -50,7 +50,7 @@ class ExitInfo:
         ended_by_us: Whether kvstack itself sent the last signal.
         out_of_memory: Whether the kernel ended it for want of memory; None if nobody tells.
         last_lines: The end of its output.
-        telling_lines: The lines of its output that tell of an error.
+        error_lines: The lines of its output that tell of an error.
         left_behind: Pids of processes that it had started and that outlived it (they were ended then).
         survivors: Pids that could not be ended.
         dropped_bytes: Output that was not parsed because the event loop was too slow.
@@ -60,7 +60,7 @@ class ExitInfo:
     ended_by_us: bool = False
     out_of_memory: bool | None = None
     last_lines: tuple[str, ...] = ()
-    telling_lines: tuple[str, ...] = ()
+    error_lines: tuple[str, ...] = ()
     left_behind: tuple[int, ...] = ()
     survivors: tuple[int, ...] = ()
     dropped_bytes: int = 0
@@ -209,7 +209,7 @@ class Child:
             ended_by_us=self._ended_by_us,
             out_of_memory=await asyncio.to_thread(self._out_of_memory, returncode),
             last_lines=self._tail.lines(),
-            telling_lines=self._tail.telling(),
+            error_lines=self._tail.error_lines(),
             left_behind=tuple(sorted(identity.pid for identity in left)),
             survivors=tuple(sorted(survivors)),
             dropped_bytes=self._outbox.dropped_bytes,

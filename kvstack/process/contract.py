@@ -62,7 +62,7 @@ class Hooks:
         release_upstream: Closes the connections to the server: with a request in flight it would not follow a SIGTERM.
             May let them end by themselves for `stop_timeout_s` first.  Tells whether any was cut off.
         spawned: Takes the new child's identity.
-        blame: Asked when the child has died: what else of ours it died of, so that the next start will be another one;
+        on_death: Called when the child has died; returns what of ours it died of, which the next start leaves out, or
             None if the death counts.
         busy: Tells of the slots, see `kvstack.process.watchdog.HangWatch.observe`; None if nobody can.
     """
@@ -75,7 +75,7 @@ class Hooks:
     release_upstream: Callable[[], Awaitable[bool]]
     spawned: Callable[[ProcessIdentity], None]
     busy: Callable[[], Awaitable[Hashable | None]] | None = None
-    blame: Callable[[], str | None] = lambda: None
+    on_death: Callable[[], str | None] = lambda: None
 
 
 class Process(Protocol):

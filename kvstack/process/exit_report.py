@@ -246,7 +246,7 @@ _OUT_OF_MEMORY = (
 )
 
 
-def is_telling(line: str) -> bool:
+def is_error_line(line: str) -> bool:
     """Whether an output line tells of an error."""
     text = _TIMESTAMP.sub("", line, count=1)
     if text.startswith(("error", "E ", "terminate called", "fatal")):
@@ -255,7 +255,7 @@ def is_telling(line: str) -> bool:
 
 
 def _is_reason(line: str) -> bool:
-    return is_telling(line) or _SAVING in line
+    return is_error_line(line) or _SAVING in line
 
 
 def status_words(returncode: int) -> str:
@@ -276,7 +276,7 @@ def status_words(returncode: int) -> str:
 def explain(
     returncode: int | None,
     last_lines: Sequence[str],
-    telling_lines: Sequence[str],
+    error_lines: Sequence[str],
     *,
     out_of_memory: bool | None = None,
     left_behind: Sequence[int] = (),
@@ -287,13 +287,13 @@ def explain(
     Args:
         returncode: Exit status, or the negative number of a signal; None if it could not be run at all.
         last_lines: The end of its output.
-        telling_lines: The lines for which `is_telling` holds.
+        error_lines: The lines for which `is_error_line` holds.
         out_of_memory: Whether the kernel says that it ended it for want of memory.
         left_behind: Pids of processes that it had started and that outlived it.
     """
     name = _name(returncode) if returncode is not None else None
     # Who was killed, or was asked to end, did not die of what it complained about before.
-    cause = None if returncode == 0 or name in _FROM_OUTSIDE else _cause(telling_lines)
+    cause = None if returncode == 0 or name in _FROM_OUTSIDE else _cause(error_lines)
     # The last words of one that was ended by somebody else are about its work, as a rule.
     reasons = [line for line in last_lines[-LAST_LINES:] if _is_reason(line)]
     asked = returncode == 0 and any("cleaning up before exit" in line for line in last_lines)
@@ -302,8 +302,8 @@ def explain(
         shown = reasons
     elif cause is not None:
         what, next_step = cause.what, cause.next_step
-        first = [line for line in telling_lines if any(text in line for text in cause.texts)]
-        others = [line for line in telling_lines if line not in first]
+        first = [line for line in error_lines if any(text in line for text in cause.texts)]
+        others = [line for line in error_lines if line not in first]
         shown = [*dict.fromkeys(first), *dict.fromkeys(others)][:FACT_LINES]
     elif name in _SIGNALS:
         what, next_step = _SIGNALS[name]
@@ -324,7 +324,7 @@ def explain(
     else:
         what = "llama-server ended with an error"
         next_step = "Read the lines above; `kvstack logs` has the rest."
-        shown = list(dict.fromkeys(telling_lines))[:FACT_LINES] or list(last_lines[-LAST_LINES:])
+        shown = list(dict.fromkeys(error_lines))[:FACT_LINES] or list(last_lines[-LAST_LINES:])
     facts = [] if returncode is None else [status_words(returncode)]
     if facts and name in _FROM_OUTSIDE and not (shown or out_of_memory):
         facts[0] += f": {_FROM_OUTSIDE[name]}"

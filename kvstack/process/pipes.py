@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, Protocol
 
-from kvstack.process.exit_report import is_telling
+from kvstack.process.exit_report import is_error_line
 
 QUEUE_BYTES = 4 * 1024 * 1024
 TURN_BYTES = 64 * 1024
@@ -132,7 +132,7 @@ class Tail:
             text = raw[: TAIL_CHARACTERS * 4].decode("utf-8", "replace")[:TAIL_CHARACTERS].rstrip()
             if not text:
                 continue
-            telling = is_telling(text)
+            telling = is_error_line(text)
             with self._mutex:
                 self._last.append(text)
                 if telling and len(self._first_telling) < TELLING_LINES:
@@ -145,7 +145,7 @@ class Tail:
         with self._mutex:
             return tuple(self._last)
 
-    def telling(self) -> tuple[str, ...]:
+    def error_lines(self) -> tuple[str, ...]:
         """The first and the last lines that tell of an error, oldest first."""
         with self._mutex:
             return (*self._first_telling, *self._last_telling)

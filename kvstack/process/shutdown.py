@@ -8,7 +8,7 @@ from typing import Literal
 from kvstack.process.cancellation import Waiting
 from kvstack.process.child import ExitInfo
 from kvstack.process.contract import Process
-from kvstack.process.exit_report import Death, explain, is_telling
+from kvstack.process.exit_report import Death, explain, is_error_line
 
 SECOND_TERM_S = 2.0
 """How long a child gets after the second SIGTERM, at which a llama-server ends at once."""
@@ -104,40 +104,40 @@ def hung(what: str) -> Death:
     return Death(what, "", "If it happens again, look at `kvstack logs` and at the kernel's log.")
 
 
-def troubles(pid: int, remains: ExitInfo) -> list[tuple[Literal["warning", "error"], str]]:
+def troubles(pid: int, exit_info: ExitInfo) -> list[tuple[Literal["warning", "error"], str]]:
     """
     What a person should know of a child's end besides its cause: level and text.
 
     Args:
         pid: The child's process id.
-        remains: What was found when it was tidied up after.
+        exit_info: What was found when it was tidied up after.
     """
     found: list[tuple[Literal["warning", "error"], str]] = []
-    if remains.returncode is None:
+    if exit_info.returncode is None:
         text = f"llama-server (pid {pid}) does not end: the kernel holds it, perhaps in a driver"
         found.append(("error", text))
-    others = [survivor for survivor in remains.survivors if survivor != pid]
+    others = [survivor for survivor in exit_info.survivors if survivor != pid]
     if others:
         found.append(("error", f"These processes could not be ended: {', '.join(map(str, others))}"))
-    if remains.dropped_bytes:
-        text = f"{remains.dropped_bytes} bytes of log came too fast to be shown: see the raw log"
+    if exit_info.dropped_bytes:
+        text = f"{exit_info.dropped_bytes} bytes of log came too fast to be shown: see the raw log"
         found.append(("warning", text))
     return found
 
 
-def explain_end(remains: ExitInfo, *, served: bool) -> Death:
+def explain_end(exit_info: ExitInfo, *, served: bool) -> Death:
     """
     Say why a child ended by itself.
 
     Args:
-        remains: What it left.
+        exit_info: What it left.
         served: It was ready: what it complained about long ago is not what it died of.
     """
-    telling = tuple(line for line in remains.last_lines if is_telling(line)) if served else remains.telling_lines
+    telling = tuple(line for line in exit_info.last_lines if is_error_line(line)) if served else exit_info.error_lines
     return explain(
-        remains.returncode,
-        remains.last_lines,
+        exit_info.returncode,
+        exit_info.last_lines,
         telling,
-        out_of_memory=remains.out_of_memory,
-        left_behind=remains.left_behind,
+        out_of_memory=exit_info.out_of_memory,
+        left_behind=exit_info.left_behind,
     )

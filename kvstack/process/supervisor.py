@@ -190,7 +190,7 @@ class Supervisor:
             self._transition(State.STARTING, reason)
             death = await self._one_child(launch, run)
             self._waiting.check_stop()
-            if (blamed := self._hooks.blame()) is not None:
+            if (blamed := self._hooks.on_death()) is not None:
                 self._notice("warning", f"{blamed}: started again without it ({death.brief})")
                 await self._back_off(f"{blamed}: started again without it", backoff_s(1))
                 continue
@@ -245,9 +245,9 @@ class Supervisor:
             except StartFailed as error:  # the server that answers is not ours, or not what the config asks for
                 await self._end(child, launch.stop_timeout_s)
                 death = Death(error.what, error.fact, error.next_step)
-            remains = await self._tidy_up(child)
+            exit_info = await self._tidy_up(child)
             closed = True
-            return death or explain_end(remains, served=self._ready_at_s is not None)
+            return death or explain_end(exit_info, served=self._ready_at_s is not None)
         finally:
             if not closed:  # cancelled, or a fault of our own: whatever it is, no child stays behind
                 child.kill()
@@ -371,10 +371,10 @@ class Supervisor:
         )
 
     async def _tidy_up(self, child: Process) -> ExitInfo:
-        remains = await child.close(CLOSE_S)
-        for level, text in troubles(child.pid, remains):
+        exit_info = await child.close(CLOSE_S)
+        for level, text in troubles(child.pid, exit_info):
             self._notice(level, text)
-        return remains
+        return exit_info
 
     async def _during(self, child: Process, observer: asyncio.Future[None], work: Awaitable[None]) -> None:
         """Do *work* as long as the child lives, moves, and nobody asks to stop."""

@@ -296,7 +296,7 @@ class Stack:
             release_upstream=self._release_upstream,
             spawned=self._spawned,
             busy=self._busy,
-            blame=self._snapshots.blame,
+            on_death=self._snapshots.on_death,
         )
 
     def _spawned(self, identity: ProcessIdentity) -> None:

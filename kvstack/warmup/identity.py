@@ -157,34 +157,6 @@ class SnapshotNote:
         return cls(**values) if is_whole and isinstance(values["digest"], str) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """
-    What is noted when a snapshot failed: after the second time it is left alone for some days.
-
-    Attributes:
-        times: How often that was.
-        reason: Why, the last time.
-    """
-
-    times: int
-    reason: str
-
-    def to_json(self) -> str:
-        """Its text."""
-        return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Refusal | None:
-        """Read its text; None if it is none."""
-        try:
-            data: Any = json.loads(text)
-            times, reason = data["times"], data["reason"]
-        except (ValueError, KeyError, TypeError):
-            return None
-        return cls(times, reason) if type(times) is int and isinstance(reason, str) else None
-
-
 def arguments_that_matter(argv: Sequence[str], capabilities: Capabilities) -> tuple[str, ...]:
     """
     A server's arguments without those that leave the content of its cache alone, and without secrets.

@@ -94,9 +94,6 @@ class PrefixSnapshots:
         if self._failed:
             raise NoSnapshot(self._failed)
         prefix = await find_prefix(self._upstream, request, self._context.facts, self._props(), self._server_files)
-        refusal = files.refusal(prefix.name)
-        if refusal is not None:
-            raise NoSnapshot(refusal)
         if self._pause.is_taken():
             number = self._find_conversation(request)
             if number is not None:
@@ -113,23 +110,14 @@ class PrefixSnapshots:
         """A client has an answer: what the server does from now on is no snapshot's fault."""
         self._on_trial = None
 
-    def proved(self, prefix: Prefix) -> None:
-        """An answer has shown that the prefix is there."""
-        if self._files is not None:
-            self._files.absolve(prefix.name)
-
-    def refuse(self, prefix: Prefix, reason: str) -> bool:
-        """
-        Remove a snapshot that failed; this stack makes no others.
-
-        Returns:
-            Whether the next stacks do not for some days either, as it was not the first time.
-        """
+    def fail(self, prefix: Prefix, reason: str) -> None:
+        """Remove a snapshot that failed; this stack makes no others, the next one does."""
         self.prefix = self._on_trial = None
         self._failed = reason
-        return self._files is not None and self._files.refuse(prefix.name, reason)
+        if self._files is not None:
+            self._files.remove(prefix.name)
 
-    def blame(self) -> str | None:
+    def on_death(self) -> str | None:
         """
         The server has died: remove the snapshot that was on trial.
 
@@ -140,7 +128,7 @@ class PrefixSnapshots:
         if prefix is None:
             return None
         reason = "llama-server died with a prefix snapshot, before it had answered anybody"
-        self.refuse(prefix, reason)
+        self.fail(prefix, reason)
         return reason
 
     # A conversation in the slot
@@ -209,7 +197,7 @@ class PrefixSnapshots:
             try:
                 said = await self._slot("restore", files.file_name(prefix.name))
             except (asyncio.CancelledError, NoSnapshot):
-                files.give_back(prefix.name, note)  # a stop in this moment; if the server died, `blame` removes it
+                files.give_back(prefix.name, note)  # a stop in this moment; if the server died, `on_death` removes it
                 raise
             if _is_restored(said, note):
                 files.give_back(prefix.name, note)

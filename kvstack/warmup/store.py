@@ -4,7 +4,6 @@ The files of prefix snapshots: written by a llama-server, noted, bounded and rem
 ```
 kvstack-prefix-DIGEST.bin         the snapshot: what the server made of a prompt, so for its owner alone
 kvstack-prefix-DIGEST.json        the note; a snapshot without one is never restored
-kvstack-prefix-DIGEST.refused     how often it failed: it did not hold, or a server died with it
 kvstack-prefix-DIGEST.RANDOM.tmp  one that a server is writing
 ```
 
@@ -22,12 +21,9 @@ import time
 from io import BufferedIOBase
 from pathlib import Path
 
-from kvstack.warmup.identity import NAME_PREFIX, FileStamp, Refusal, SnapshotNote
+from kvstack.warmup.identity import NAME_PREFIX, FileStamp, SnapshotNote
 
 ABANDONED_AFTER_S = 3600.0
-REFUSED_FOR_S = 7 * 24 * 3600.0
-REFUSED_AFTER = 2
-"""One failure may have been a chance, as a server that somebody ended."""
 
 SPARE_BYTES = 512 * 1024 * 1024
 """Left free on the disk beside a new snapshot."""
@@ -114,38 +110,6 @@ class SnapshotFiles:
         self._unlink(self._path(name, "json"))
         self._unlink(self._path(name, "bin"))
 
-    def refuse(self, name: str, reason: str) -> bool:
-        """
-        Remove a snapshot that failed.
-
-        Returns:
-            Whether it is not to be made again for some days, as it failed before.
-        """
-        self.remove(name)
-        before = self._refusal(name)
-        times = 1 if before is None else before.times + 1
-        self._write(self._path(name, "refused"), Refusal(times, reason).to_json())
-        return times >= REFUSED_AFTER
-
-    def refusal(self, name: str) -> str | None:
-        """Why a snapshot is not to be made."""
-        found = self._refusal(name)
-        return found.reason if found is not None and found.times >= REFUSED_AFTER else None
-
-    def absolve(self, name: str) -> None:
-        """Forget failures: an answer has proved the snapshot."""
-        self._unlink(self._path(name, "refused"))
-
-    def _refusal(self, name: str) -> Refusal | None:
-        path = self._path(name, "refused")
-        try:
-            if time.time() - path.stat().st_mtime > REFUSED_FOR_S:
-                path.unlink()
-                return None
-            return Refusal.from_json(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError):
-            return None
-
     def has_room(self, size_bytes: int) -> bool:
         """Whether the disk can take another snapshot."""
         try:
@@ -222,9 +186,7 @@ class SnapshotFiles:
                     used.append((note.modified_ns / 1e9, status.st_size, name))
                 elif age_s > ABANDONED_AFTER_S and name != keep:
                     self._unlink(path)
-            elif (path.suffix == ".tmp" and age_s > ABANDONED_AFTER_S) or (
-                path.suffix == ".refused" and age_s > REFUSED_FOR_S
-            ):
+            elif path.suffix == ".tmp" and age_s > ABANDONED_AFTER_S:
                 self._unlink(path)
         total = sum(size for _, size, _ in used)
         for _, size, name in sorted(used):

@@ -92,9 +92,9 @@ class SnapshotValidator:
             if answered.prefix is not self._prefix or not await self._begins_with(answered):
                 continue
             if holds(answered.cached_tokens, len(answered.prefix.tokens)):
-                self._prove(answered)
-            elif await self._had_the_slot(answered.number) and answered.prefix is self._prefix:
-                self._disprove(answered)
+                self._accept(answered)
+            elif await self._had_restored_slot(answered.number) and answered.prefix is self._prefix:
+                self._reject(answered)
 
     async def _begins_with(self, answered: _Answered) -> bool:
         try:
@@ -102,7 +102,7 @@ class SnapshotValidator:
         except UpstreamError:
             return False
 
-    async def _had_the_slot(self, number: int) -> bool:
+    async def _had_restored_slot(self, number: int) -> bool:
         """Whether the log shows that a request came to a slot that held what was restored."""
         deadline = time.monotonic() + SETTLE_S
         while (row := self._bus.stack_state.row(number)) is not None and not row.settled:
@@ -116,19 +116,17 @@ class SnapshotValidator:
         # What came while the stack was not ready yet is taken for its own until figures prove it.
         return work.slot == 0 and all(task.is_proved for task in before[-1:])
 
-    def _prove(self, answered: _Answered) -> None:
+    def _accept(self, answered: _Answered) -> None:
         self.begin(None)
-        self._snapshots.proved(answered.prefix)
         self._bus.publish(WarmupJudged(time.time(), True, answered.cached_tokens))
 
-    def _disprove(self, answered: _Answered) -> None:
+    def _reject(self, answered: _Answered) -> None:
         now = time.time()
         self.begin(None)
         number, cached, tokens = answered.number, answered.cached_tokens, len(answered.prefix.tokens)
         reason = f"the snapshot did not hold: request {number} found {cached:,} of its {tokens:,} tokens cached"
-        is_second = self._snapshots.refuse(answered.prefix, reason)
-        next_time = "for some days the chat form is used" if is_second else "the next start makes it anew"
+        self._snapshots.fail(answered.prefix, reason)
         self._bus.publish(WarmupJudged(now, False, cached, reason))
         # That request has evaluated the prefix: to warm it up now would only cost its conversation the slot.
-        text = f"The warm-up failed: {reason}, and has evaluated them. It was removed; {next_time}"
+        text = f"The warm-up failed: {reason}, and has evaluated them. It was removed; the next start makes it anew"
         self._bus.publish(Notice(now, "warning", text))

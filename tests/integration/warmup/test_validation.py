@@ -151,7 +151,6 @@ async def test_a_request_past_the_proxy_takes_the_slot(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         made.work(0)
         assert await made.turn(SYSTEM, 0) == []
-        assert made.files.refusal(PREFIX.name) is None
 
 
 async def test_a_request_past_the_proxy_before_the_stack_is_ready(tmp_path: Path) -> None:
@@ -219,8 +218,8 @@ async def test_a_warm_up_begins_anew(tmp_path: Path) -> None:
         assert await made.turn("The system prompt", 17) == [True]
 
 
-async def test_failures_are_counted_until_a_proof(tmp_path: Path) -> None:
-    """The first one is told, and the next start makes it anew; after a proof the count begins again."""
+async def test_a_failure_is_told_and_lasts_as_long_as_the_stack(tmp_path: Path) -> None:
+    """This stack makes no other snapshot; the next start makes it anew."""
     async with rig(tmp_path) as made:
         assert await made.turn(SYSTEM, 0) == [False]
         assert "the next start makes it anew" in made.life.bus.stack_state.notices[-1][2]
@@ -229,11 +228,6 @@ async def test_failures_are_counted_until_a_proof(tmp_path: Path) -> None:
             await made.snapshots.warm_up(WarmupRequest(CHAT, b"{}"))
     async with rig(tmp_path) as made:
         assert await made.turn(SYSTEM, 17) == [True]
-    for next_time in ("the next start makes it anew", "for some days the chat form is used"):
-        async with rig(tmp_path) as made:
-            assert await made.turn(SYSTEM, 0) == [False]
-            assert next_time in made.life.bus.stack_state.notices[-1][2]
-    assert made.files.refusal(PREFIX.name) is not None
 
 
 async def test_what_was_asked_is_kept_as_long_as_it_runs(tmp_path: Path) -> None:
@@ -250,12 +244,12 @@ async def test_what_was_asked_is_kept_as_long_as_it_runs(tmp_path: Path) -> None
 async def test_a_death_is_blamed_on_what_is_on_trial_alone(tmp_path: Path) -> None:
     """Until the first answer; and once, since there is no other snapshot afterwards."""
     async with rig(tmp_path) as made:
-        assert made.snapshots.blame() is None
+        assert made.snapshots.on_death() is None
         made.snapshots._on_trial = PREFIX
         assert await made.turn("The weather", 0) == []
-        assert made.snapshots.blame() is None
+        assert made.snapshots.on_death() is None
         made.snapshots._on_trial = PREFIX
-        assert made.snapshots.blame() is not None
-        assert made.snapshots.blame() is None
+        assert made.snapshots.on_death() is not None
+        assert made.snapshots.on_death() is None
         with pytest.raises(NoSnapshot, match="died"):
             await made.snapshots.warm_up(WarmupRequest(CHAT, b"{}"))

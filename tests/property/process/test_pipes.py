@@ -72,4 +72,4 @@ def test_nothing_is_lost_or_mixed(pieces: list[bytes]) -> None:
         assert whole == raw + (b"" if raw.endswith(b"\n") or not raw else b"\n")
     assert whole.replace(b"\n", b"") == raw.replace(b"\n", b"")
     assert len(tail.lines()) <= 40
-    assert ("error: x" in tail.telling()) <= (b"error: x" in raw)
+    assert ("error: x" in tail.error_lines()) <= (b"error: x" in raw)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from kvstack.process.exit_report import CAUSES, Death, explain, is_telling, status_words
+from kvstack.process.exit_report import CAUSES, Death, explain, is_error_line, status_words
 
 MISSING = (
     "0.00.070.518 I srv    load_model: loading model 'nope.gguf'",
@@ -142,7 +142,7 @@ CASES = [
 @pytest.mark.parametrize(("returncode", "lines", "what", "fact", "next_step"), CASES)
 def test_cause(returncode: int, lines: tuple[str, ...], what: str, fact: str, next_step: str) -> None:
     """The special cause is found among the lines, wherever it stands, and each part of the message says its part."""
-    death = explain(returncode, lines, [line for line in lines if is_telling(line)])
+    death = explain(returncode, lines, [line for line in lines if is_error_line(line)])
     assert what in death.what
     assert not death.what.endswith(".")
     assert fact in death.fact
@@ -154,7 +154,7 @@ def test_usage_is_no_fact() -> None:
     """The usage text that follows a bad value does not push the cause out of the fact."""
     usage = [f"  --option-{number}" for number in range(60)]
     lines = ('error while handling argument "--cache-ram": stoi', "usage:", *usage)
-    death = explain(1, lines[-40:], [line for line in lines if is_telling(line)])
+    death = explain(1, lines[-40:], [line for line in lines if is_error_line(line)])
     assert 'argument "--cache-ram": stoi' in death.fact
     assert "--option-59" not in death.fact
 
@@ -272,7 +272,7 @@ def test_table_is_sound() -> None:
 )
 def test_telling_lines(line: str, telling: bool) -> None:
     """Errors are told from other lines by level letter, first word, or a known text."""
-    assert is_telling(line) is telling
+    assert is_error_line(line) is telling
 
 
 @pytest.mark.parametrize(

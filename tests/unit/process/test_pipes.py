@@ -155,9 +155,9 @@ def test_tail_keeps_the_cause() -> None:
         tail.put(b"usage line %d\n" % number)
     for number in range(1000):
         tail.put(b"0.00.000.000 E srv  x: trouble %d\n" % number)
-    assert tail.telling()[0] == "error: invalid argument: --x"
-    assert tail.telling()[-1].endswith("trouble 999")
-    assert len(tail.telling()) == 24
+    assert tail.error_lines()[0] == "error: invalid argument: --x"
+    assert tail.error_lines()[-1].endswith("trouble 999")
+    assert len(tail.error_lines()) == 24
     assert len(tail.lines()) == 40
 
 

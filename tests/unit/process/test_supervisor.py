@@ -52,7 +52,7 @@ class World:
             release_upstream=self._release,
             spawned=self._spawned,
             busy=self._busy,
-            blame=lambda: self.blames.pop() if self.blames else None,
+            on_death=lambda: self.blames.pop() if self.blames else None,
         )
         self.raw_log = Nowhere()
         self.supervisor = Supervisor(

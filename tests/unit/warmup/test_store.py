@@ -127,42 +127,6 @@ def test_two_stacks_that_make_the_same_do_not_disturb_each_other(tmp_path: Path)
     assert other.check(NAME, 7) == second
 
 
-def test_the_second_failure_is_kept_for_some_days(tmp_path: Path) -> None:
-    """The first one may be a chance; what fails again is not made at each start, but not for ever."""
-    files = SnapshotFiles(tmp_path, 1000)
-    written(files)
-    assert not files.refuse(NAME, "it did not hold")
-    assert left(files) == [".refused"]
-    assert files.refusal(NAME) is None
-    written(files)
-    assert files.refuse(NAME, "it did not hold again")
-    assert left(files) == [".refused"]
-    assert stat.S_IMODE((tmp_path / f"{NAME}.refused").stat().st_mode) == 0o600 or sys.platform == "win32"
-    assert files.refusal(NAME) == "it did not hold again"
-    assert files.refusal(f"{NAME_PREFIX}{'b' * 32}") is None  # of another model, binary, flag or prompt
-    age(tmp_path / f"{NAME}.refused", 8 * 24 * HOUR_S)
-    assert files.refusal(NAME) is None
-    assert left(files) == []
-
-
-@pytest.mark.parametrize("text", ["", "it did not hold", "[]", '{"times": "2", "reason": "x"}', '{"times": 2}'])
-def test_a_refusal_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
-    """Whatever stands there, a start goes on."""
-    files = SnapshotFiles(tmp_path, 1000)
-    (tmp_path / f"{NAME}.refused").write_text(text, encoding="utf-8")
-    assert files.refusal(NAME) is None
-    assert not files.refuse(NAME, "x")
-
-
-def test_a_proof_makes_good_for_a_failure(tmp_path: Path) -> None:
-    """Two failures with a proof between them are one and one."""
-    files = SnapshotFiles(tmp_path, 1000)
-    assert not files.refuse(NAME, "x")
-    files.absolve(NAME)
-    assert left(files) == []
-    assert not files.refuse(NAME, "x")
-
-
 def test_a_snapshot_whose_note_cannot_be_written_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk was filled by it, perhaps."""
 
@@ -213,9 +177,8 @@ def test_a_directory_that_cannot_be_made_is_a_reason(tmp_path: Path) -> None:
     files = SnapshotFiles(tmp_path / "none", 1000)
     assert files.check(NAME, 7) is None
     assert not files.take(NAME)
-    assert files.refusal(NAME) is None
     assert not files.has_room(0)
     files.tidy(NAME)
-    files.refuse(NAME, "x")
+    files.remove(NAME)
     with pytest.raises(OSError, match="No such file"):
         files.begin(NAME)
