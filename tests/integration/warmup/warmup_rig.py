@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstack.bus import Bus
 from kvstack.prompt.diff.previous import Compared
 from kvstack.prompt.engine import RewriteResult
-from kvstack.prompt.request.document import api_of
+from kvstack.prompt.request.apis import api_of
 from kvstack.proxy.request_log import Bodies, LoggedRequest, RequestLog
 from kvstack.state.events import Event
 from kvstack.state.stack_state import StackState
