@@ -194,97 +194,166 @@ class Planner:
             plan: Takes what is decided.
             sent_before: The newest turn was sent before: this is a step of its tool loop, or a repetition.
         """
-        if not self._matches.trailing and not plan.placed:
-            return
-        items = self._document.items
-        standing: list[Placed] = []
-        known = list(plan.placed)
-        kept_before = 0
-        turn: int | None = None
-        missing = Counter((entry.position, entry.text) for entry in known)
-        known_texts = {entry.text for entry in known}
-        merged = SaidBefore((entry.position, entry.text, entry.position) for entry in plan.appended if entry.trailing)
-        users = [n for n, item in enumerate(self._counted) if item.role == "user"]
-        placed = SaidBefore((_before(users, entry.position), entry.text, entry.position) for entry in known)
-        by_index = {message.index: message for message in self._matches.trailing}
-        newest, last = self._newest(), max(by_index, default=-1)
-        for index, item in enumerate(items):
-            message = by_index.get(index)
+        if self._matches.trailing or plan.placed:
+            placement = _Placement(
+                plan, self._document, self._matches, self._indices, self._rules, self._remembers, self._merges
+            )
+            placement.read(self._newest(), sent_before=sent_before)
+            placement.bring_back()
+
+
+class _Placement:
+    """
+    The trailing messages of one request, read along with its items.
+
+    Args:
+        plan: Takes what is decided.
+        document: The request.
+        matches: What the rules found in it.
+        indices: Indices of the items that count.
+        rules: All rules.
+        remembers: There is a memory.
+        merges: Trailing messages become part of their turn.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        document: Document,
+        matches: Matches,
+        indices: Sequence[int],
+        rules: RuleSet,
+        remembers: bool,
+        merges: bool,
+    ) -> None:
+        self._plan = plan
+        self._document = document
+        self._by_index = {message.index: message for message in matches.trailing}
+        self._indices = indices
+        self._counted = [document.items[index] for index in indices]
+        self._rules = rules
+        self._remembers = remembers
+        self._merges = merges
+        self._known = list(plan.placed)
+        self._known_texts = {entry.text for entry in self._known}
+        self._missing = Counter((entry.position, entry.text) for entry in self._known)
+        self._standing: list[Placed] = []
+        self._users = [n for n, item in enumerate(self._counted) if item.role == "user"]
+        self._merged = SaidBefore(
+            (entry.position, entry.text, entry.position) for entry in plan.appended if entry.trailing
+        )
+        self._placed = SaidBefore(
+            (_before(self._users, entry.position), entry.text, entry.position) for entry in self._known
+        )
+        # Where reading is: how many items that count stand before, and the position of the turn.
+        self._position = 0
+        self._turn: int | None = None
+
+    def read(self, newest: int | None, *, sent_before: bool) -> None:
+        """
+        Decide about each trailing message that the client sent.
+
+        Args:
+            newest: Position of the user's newest turn.
+            sent_before: The newest turn was sent before.
+        """
+        last = max(self._by_index, default=-1)
+        for index, item in enumerate(self._document.items):
+            message = self._by_index.get(index)
             if message is None:
                 if item.role == "user":
-                    turn = kept_before if item.last_text is not None else None
-                kept_before += item.role != "reasoning"
-                continue
-            if message.rule is None:
-                continue
-            if turn is not None:
-                merged.move(turn)
-            placed.move(_before(users, kept_before))
-            is_newest = index == last and turn == newest
-            said = placed.said_before(newest=is_newest) or merged.said_before(newest=is_newest)
-            # Dropped, as long as no earlier one stands: it tells that what that one says is over.
-            if message.rule.spec.action == "drop" and not said:
-                plan.dropped.append(index - self._document.before_list)
-                plan.done.append((message.rule, item.path, 1))
-                continue
-            text = item.texts[0].value
-            again = turn is not None and merged.is_known(f"\n\n{text}")
-            wanted = self._merges or message.rule.spec.action == "sticky"
-            # What was done to a trailing message before is done again, also if the template or the rule changed meanwhile.
-            if turn is not None and (again or (wanted and text not in known_texts)):
-                # One that changed in the tool loop goes behind the former one: the model believes the last.
-                if not merged.says_again(f"\n\n{text}", newest=is_newest):
-                    merged.add(self._merge(plan, turn, message.rule, text), turn)
-                plan.dropped.append(index - self._document.before_list)
-                plan.done.append((message.rule, item.path, 1))
-                continue
-            stands = placed.says_again(text, newest=is_newest)
-            here = stands == "here" and placed.place == kept_before
-            in_place = (here or (sent_before and is_newest)) and missing[kept_before, text] > 0
-            missing[kept_before, text] -= in_place
-            if sent_before and is_newest and kept_before < len(self._counted):
-                # One dialect writes it behind the user's words, whenever it changed.  What was sent without it or with
-                # another one stays as it was; what is new goes to the end.
-                if not in_place:
-                    plan.dropped.append(index - self._document.before_list)
-                    plan.done.append((message.rule, item.path, 1))
-                if not stands:
-                    start, end = self._document.locate(item.path)
-                    standing.append(Placed(len(self._counted), message.rule.name, self._document.text[start:end], text))
-                    self._insert(plan, standing[-1])
-                    placed.add(text, len(self._counted))
-            elif in_place:
-                continue
-            elif stands:
-                plan.dropped.append(index - self._document.before_list)
-                plan.done.append((message.rule, item.path, 1))
-            elif self._remembers:
-                start, end = self._document.locate(item.path)
-                standing.append(Placed(kept_before, message.rule.name, self._document.text[start:end], text))
-                placed.add(text, kept_before)
-        for entry in known:
-            if missing[entry.position, entry.text] > 0:
-                missing[entry.position, entry.text] -= 1
-                self._insert(plan, entry)
-        plan.placed = sorted([*known, *standing], key=lambda entry: entry.position)
+                    self._turn = self._position if item.last_text is not None else None
+                self._position += item.role != "reasoning"
+            elif message.rule is not None:
+                if self._turn is not None:
+                    self._merged.move(self._turn)
+                self._placed.move(_before(self._users, self._position))
+                is_newest = index == last and self._turn == newest
+                if not self._says_nothing(item, index, message.rule, is_newest) and not self._joins_its_turn(
+                    item, index, message.rule, is_newest
+                ):
+                    self._stand(item, index, message.rule, is_newest, sent_before=sent_before)
 
-    def _merge(self, plan: Plan, turn: int, rule: Rule, text: str) -> str:
+    def bring_back(self) -> None:
+        """Insert what stood in earlier requests and is missing in this one."""
+        for entry in self._known:
+            if self._missing[entry.position, entry.text] > 0:
+                self._missing[entry.position, entry.text] -= 1
+                self._insert(entry)
+        self._plan.placed = sorted([*self._known, *self._standing], key=lambda entry: entry.position)
+
+    def _says_nothing(self, item: Item, index: int, rule: Rule, is_newest: bool) -> bool:
+        """Drop what says nothing, as long as no earlier one stands: then it says that what that one says is over."""
+        if rule.spec.action != "drop":
+            return False
+        if self._placed.said_before(newest=is_newest) or self._merged.said_before(newest=is_newest):
+            return False
+        self._drop(item, index, rule)
+        return True
+
+    def _joins_its_turn(self, item: Item, index: int, rule: Rule, is_newest: bool) -> bool:
+        """Make it part of its turn, if it is to be, or was before: also if template or rule changed meanwhile."""
+        turn, text = self._turn, item.texts[0].value
+        if turn is None:
+            return False
+        wanted = (self._merges or rule.spec.action == "sticky") and text not in self._known_texts
+        if not wanted and not self._merged.is_known(f"\n\n{text}"):
+            return False
+        # One that changed in the tool loop goes behind the former one: the model believes the last.
+        if not self._merged.says_again(f"\n\n{text}", newest=is_newest):
+            self._merged.add(self._merge(turn, rule, text), turn)
+        self._drop(item, index, rule)
+        return True
+
+    def _stand(self, item: Item, index: int, rule: Rule, is_newest: bool, *, sent_before: bool) -> None:
+        """Leave it as a message where it first stood."""
+        position, text = self._position, item.texts[0].value
+        stands = self._placed.says_again(text, newest=is_newest)
+        is_here = (stands == "here" and self._placed.place == position) or (sent_before and is_newest)
+        in_place = is_here and self._missing[position, text] > 0
+        self._missing[position, text] -= in_place
+        if sent_before and is_newest and position < len(self._counted):
+            # One API's client writes it behind the user's words, whenever it changed.  What was sent without it or with
+            # another one stays as it was; what is new goes to the end.
+            if not in_place:
+                self._drop(item, index, rule)
+            if not stands:
+                self._insert(self._note(item, rule, len(self._counted)))
+        elif in_place:
+            return
+        elif stands:
+            self._drop(item, index, rule)
+        elif self._remembers:
+            self._note(item, rule, position)
+
+    def _note(self, item: Item, rule: Rule, position: int) -> Placed:
+        start, end = self._document.locate(item.path)
+        text = item.texts[0].value
+        self._standing.append(Placed(position, rule.name, self._document.text[start:end], text))
+        self._placed.add(text, position)
+        return self._standing[-1]
+
+    def _drop(self, item: Item, index: int, rule: Rule) -> None:
+        self._plan.dropped.append(index - self._document.before_list)
+        self._plan.done.append((rule, item.path, 1))
+
+    def _merge(self, turn: int, rule: Rule, text: str) -> str:
         """Append a trailing message to the turn that it belongs to, unless the client did so itself."""
         words, merged = self._counted[turn].last_text, f"\n\n{text}"
         if words is not None and not words.value.endswith(text):
-            plan.appended.append(Appended(turn, rule.name, merged, sticky=True, trailing=True))
+            self._plan.appended.append(Appended(turn, rule.name, merged, sticky=True, trailing=True))
         return merged
 
-    def _insert(self, plan: Plan, entry: Placed) -> None:
+    def _insert(self, entry: Placed) -> None:
         if not 0 < entry.position <= len(self._counted):
             return
         before = self._counted[entry.position - 1]
         if not before.listed:
             return
         index = self._indices[entry.position - 1] - self._document.before_list
-        plan.inserted.setdefault(index, []).append(entry.raw)
+        self._plan.inserted.setdefault(index, []).append(entry.raw)
         if entry.rule in self._rules.by_name:
-            plan.done.append((self._rules.by_name[entry.rule], before.path, 1))
+            self._plan.done.append((self._rules.by_name[entry.rule], before.path, 1))
 
 
 def _before(users: Sequence[int], position: int) -> int:
