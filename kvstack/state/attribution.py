@@ -16,12 +16,17 @@ Task ids and slots start again with each server process, so nothing is carried o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from kvstack.state import log_facts as facts
 from kvstack.state.events import AnswerSeen, WarmupEnded
 from kvstack.state.records import RequestRow, SlotView, TaskView
 from kvstack.state.request_stats import agrees, prompt_of
+
+TASKS_KEPT = 64
+"""Tasks of one run that may still meet their request."""
 
 RATE_FROM_TOKENS = 64
 """Shorter prefills measure the overhead, not the rate."""
@@ -276,3 +281,246 @@ def _find_warmup(join: Join, evaluated: int, prompt: int | None) -> int | None:
     ]
     # Its own, if it has one; what nobody claimed otherwise.  Of several the newest.
     return max(alike, key=lambda index: (join.tasks[index].is_warmup, index), default=None)
+
+
+# --- the log -------------------------------------------------------------------------------------------------------
+
+
+def fold(join: Join, fact: facts.LogFact, rows: Sequence[RequestRow], *, warming: bool) -> Join:
+    """
+    Take one fact of the present run's log.
+
+    Args:
+        join: What is known.
+        fact: The new fact.
+        rows: The requests, oldest first.
+        warming: Whether the stack warms up before it serves: then tasks are its own.
+    """
+    join = replace(join, facts=join.facts + 1)
+    if isinstance(fact, facts.TaskLaunched):
+        return _launch(join, fact, rows, warming=warming)
+    on_task, on_join = _TASK_CHANGES.get(type(fact)), _JOIN_CHANGES.get(type(fact))
+    if on_task is not None:
+        join = _on_task(join, getattr(fact, "slot", None), getattr(fact, "task", None), lambda t: on_task(t, fact))
+    return join if on_join is None else on_join(join, fact)
+
+
+_TASK_CHANGES: Mapping[type[facts.LogFact], Callable[[TaskView, Any], TaskView]] = {
+    facts.PromptStarted: lambda t, fact: replace(t, prompt_tokens=fact.prompt_tokens),
+    facts.ReusePoint: lambda t, fact: _reuse(t, fact.cached_tokens),
+    facts.PrefillProgressed: lambda t, fact: replace(
+        t, processed_tokens=fact.processed_tokens, tokens_per_s=fact.tokens_per_s or t.tokens_per_s
+    ),
+    facts.PrefillTimed: lambda t, fact: replace(t, prefill_ms=fact.prefill_ms, evaluated_tokens=fact.evaluated_tokens),
+    facts.DecodeTimed: lambda t, fact: replace(
+        t,
+        decode_ms=fact.decode_ms,
+        generated_tokens=fact.generated_tokens,
+        decode_tokens_per_s=fact.tokens_per_s,
+    ),
+    facts.FullReprocess: lambda t, fact: replace(t, reprocessed=True),
+    facts.CheckpointRestored: lambda t, fact: replace(t, restored_tokens=fact.position_tokens),
+    facts.CheckpointErased: lambda t, fact: replace(t, checkpoints_erased=t.checkpoints_erased + 1),
+    facts.ChunkReused: lambda t, fact: replace(t, chunk_tokens=t.chunk_tokens + fact.tokens),
+    facts.ContextShifted: lambda t, fact: replace(t, shifted_tokens=t.shifted_tokens + fact.discarded_tokens),
+    facts.PromptTruncated: lambda t, fact: replace(t, truncated=True),
+    facts.TaskCancelled: lambda t, fact: replace(t, cancelled=True),
+    facts.RequestRejected: lambda t, fact: replace(t, rejected=fact.text),
+}
+"""What a fact changes of the task that it names."""
+
+
+def _selected(join: Join, fact: facts.SlotSelected) -> Join:
+    join = _expect(
+        replace(join, selected=fact.slot),
+        fact.slot,
+        how=fact.how,
+        similarity_ratio=fact.similarity_ratio,
+        keep_ratio=fact.keep_ratio,
+        **({} if fact.lcp_tokens is None else {"lcp_tokens": fact.lcp_tokens}),
+    )
+    # Comparisons with the slots that were not chosen say nothing of the next task.
+    return replace(join, pending={fact.slot: join.pending[fact.slot]})
+
+
+def _ram_cache_hit(join: Join, fact: facts.RamCacheHit) -> Join:
+    if join.selected is None:
+        return join
+    return _expect(join, join.selected, ram_hit=True, ram_similarity_ratio=fact.similarity_ratio)
+
+
+def _restore_failed(join: Join, fact: facts.RestoreFailed) -> Join:
+    if fact.slot is None or fact.task is not None:
+        return join
+    return _expect(join, fact.slot, ram_hit=False)
+
+
+def _progressed(join: Join, fact: facts.PrefillProgressed) -> Join:
+    return join.with_slot(
+        fact.slot,
+        lambda s: replace(s, processed_tokens=fact.processed_tokens, tokens_per_s=fact.tokens_per_s or s.tokens_per_s),
+    )
+
+
+def _checkpoint_created(join: Join, fact: facts.CheckpointCreated) -> Join:
+    return join.with_slot(fact.slot, lambda s: replace(s, checkpoints=fact.number or s.checkpoints + 1))
+
+
+def _checkpoint_erased(join: Join, fact: facts.CheckpointErased) -> Join:
+    return join.with_slot(fact.slot, lambda s: replace(s, checkpoints=max(s.checkpoints - 1, 0)))
+
+
+def _slept(join: Join, fact: facts.ServerSlept) -> Join:
+    return replace(join, slots=()) if fact.asleep else join  # the KV cache is lost
+
+
+def _reuse(task: TaskView, tokens: int) -> TaskView:
+    # The first point of a task is what was kept; later ones are the progress of its batches.
+    return replace(
+        task, processed_tokens=tokens, cached_tokens=tokens if task.cached_tokens is None else task.cached_tokens
+    )
+
+
+def _expect(join: Join, slot: int, **changes: object) -> Join:
+    known = join.pending.get(slot) or TaskView(slot, -1)
+    return replace(join, pending={**join.pending, slot: replace(known, **changes)})  # type: ignore[arg-type]
+
+
+def _compare(join: Join, fact: facts.RamCacheSearched) -> Join:
+    """A slot that is chosen by age is compared with the prompt only when the RAM cache is searched."""
+    slot = join.selected
+    said = None if slot is None else join.pending.get(slot)
+    if slot is None or said is None or said.how != "lru" or fact.keep_ratio is None:
+        return join
+    return _expect(join, slot, similarity_ratio=fact.similarity_ratio, keep_ratio=fact.keep_ratio)
+
+
+def _on_task(join: Join, slot: int | None, task: int | None, change: Callable[[TaskView], TaskView]) -> Join:
+    for index in range(len(join.tasks) - 1, -1, -1):
+        view = join.tasks[index]
+        if view.task == task and (slot is None or view.slot == slot):
+            return join.with_task(index, change(view))
+    return join
+
+
+def _launch(join: Join, fact: facts.TaskLaunched, rows: Sequence[RequestRow], *, warming: bool) -> Join:
+    said = join.pending.get(fact.slot) or TaskView(fact.slot, -1)
+    slot = next((view for view in join.slots if view.slot == fact.slot), None) or SlotView(fact.slot)
+    owner = None if warming or fact.is_child else _likely_owner(join, rows)
+    is_warmup = warming
+    if not warming and not fact.is_child and join.warmup_after is not None:
+        is_warmup = owner is None or owner.id > join.warmup_after
+    if is_warmup:
+        owner, join = None, replace(join, warmup_after=None)
+    task = replace(
+        said,
+        task=fact.task,
+        is_child=fact.is_child,
+        owner=owner.id if owner is not None else None,
+        is_warmup=is_warmup,
+        holder=slot.conversation,
+        holder_request=slot.request,
+        holder_is_warmup=slot.is_warmup,
+        holder_is_cut=slot.is_cut,
+        holder_prompt_tokens=slot.prompt_tokens,
+    )
+    pending = {number: view for number, view in join.pending.items() if number != fact.slot}
+    join = replace(join, tasks=(*join.tasks[-(TASKS_KEPT - 1) :], task), pending=pending)
+    return join.with_slot(fact.slot, lambda s: _occupied(s, task, owner))
+
+
+def _occupied(slot: SlotView, task: TaskView, owner: RequestRow | None) -> SlotView:
+    return replace(
+        slot,
+        task=task.task,
+        processed_tokens=None,
+        tokens_per_s=None,
+        conversation=owner.conversation if owner is not None else None,
+        client=(owner.side or owner.client) if owner is not None else None,
+        request=owner.id if owner is not None else None,
+        is_warmup=task.is_warmup,
+    )
+
+
+def _likely_owner(join: Join, rows: Iterable[RequestRow]) -> RequestRow | None:
+    owned = {task.owner for task in join.tasks}
+    return next((row for row in rows if _waits(row, join.run) and row.id not in owned), None)
+
+
+def _waits(row: RequestRow, run: int) -> bool:
+    return row.api is not None and row.run == run and row.phase in {"forwarded", "answering"} and row.answer is None
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _release(join: Join, fact: facts.SlotReleased) -> Join:
+    def over(task: TaskView) -> TaskView:
+        evaluated = task.evaluated_tokens
+        if evaluated is None and task.cached_tokens is not None:
+            # Cancelled: no timings are printed, but the work that was done stays in the slot.
+            # What is longer than the prompt is of the answer.
+            filled = min(fact.total_tokens, _or(task.prompt_tokens, fact.total_tokens))
+            evaluated = max(filled - task.cached_tokens, 0)
+        return replace(
+            task,
+            released=True,
+            total_tokens=fact.total_tokens,
+            truncated=task.truncated or fact.truncated,
+            evaluated_tokens=evaluated,
+        )
+
+    join = _on_task(join, fact.slot, fact.task, over)
+    task = next((view for view in reversed(join.tasks) if (view.slot, view.task) == (fact.slot, fact.task)), None)
+    if task is not None and task.owner is None and not task.is_warmup and not task.is_child:
+        join = replace(join, unclaimed=join.unclaimed + 1)
+    if task is not None and task.rejected is not None:
+        # A refused prompt leaves the slot's content as it was.
+        former = task
+        return join.with_slot(
+            fact.slot,
+            lambda s: replace(
+                s,
+                task=None,
+                processed_tokens=None,
+                tokens_per_s=None,
+                conversation=former.holder,
+                client=None,
+                request=former.holder_request,
+                is_warmup=former.holder_is_warmup,
+            ),
+        )
+    prompt = None if task is None else prompt_of(task)
+    return join.with_slot(
+        fact.slot,
+        lambda s: replace(
+            s,
+            task=None,
+            processed_tokens=None,
+            tokens_per_s=None,
+            tokens=fact.total_tokens,
+            is_cut=prompt is not None and fact.total_tokens < prompt,
+            prompt_tokens=fact.total_tokens if prompt is None else min(prompt, fact.total_tokens),
+        ),
+    )
+
+
+_JOIN_CHANGES: Mapping[type[facts.LogFact], Callable[[Join, Any], Join]] = {
+    facts.SlotCompared: lambda join, fact: _expect(join, fact.slot, lcp_tokens=fact.lcp_tokens),
+    facts.SlotSelected: _selected,
+    facts.RamCacheSearched: _compare,
+    facts.RamCacheHit: _ram_cache_hit,
+    facts.RestoreFailed: _restore_failed,
+    facts.ReusePoint: lambda join, fact: join.with_slot(
+        fact.slot, lambda s: replace(s, processed_tokens=fact.cached_tokens)
+    ),
+    facts.PrefillProgressed: _progressed,
+    facts.PrefillTimed: lambda join, fact: measured(join, fact.evaluated_tokens, fact.prefill_ms),
+    facts.SlotReleased: _release,
+    facts.CheckpointCreated: _checkpoint_created,
+    facts.CheckpointErased: _checkpoint_erased,
+    facts.SlotCleared: lambda join, fact: join.with_slot(fact.slot, lambda s: replace(SlotView(s.slot), task=s.task)),
+    facts.ServerSlept: _slept,
+}
+"""What a fact changes of the slots and of the rest."""

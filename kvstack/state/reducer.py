@@ -8,13 +8,13 @@ the `data` in `kvstack status --json`; what is not known is null there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
 from kvstack.state import log_facts as facts
 from kvstack.state.assessment import has_log, judged, warm_tokens
-from kvstack.state.attribution import Join, begin_warmup, claim_warmup, end_warmup, measured, settle, step_warmup
+from kvstack.state.attribution import Join, begin_warmup, claim_warmup, end_warmup, fold, measured, settle, step_warmup
 from kvstack.state.events import (
     AnswerSeen,
     Event,
@@ -35,14 +35,12 @@ from kvstack.state.events import (
     WarmupStepped,
 )
 from kvstack.state.lifecycle import State
-from kvstack.state.logfold import fold
 from kvstack.state.records import (
     RamCacheView,
     RequestRow,
     ServerView,
     WarmupView,
 )
-from kvstack.state.serverfacts import note_fact
 from kvstack.state.stack_state import WITHOUT_SERVER, StackState, add_notice
 from kvstack.state.totals import account, add_seconds, is_late
 from kvstack.state.verdict import Verdict
@@ -51,6 +49,8 @@ REQUESTS_KEPT = 100
 """Requests that a Snapshot remembers, newest last."""
 
 LOG_LINES_KEPT = 50
+DRIFT_SAMPLES_KEPT = 5
+WARNINGS_KEPT = 20
 
 
 def reduce(stack_state: StackState, event: Event) -> StackState:
@@ -75,17 +75,8 @@ def reduce(stack_state: StackState, event: Event) -> StackState:
         case MemorySampled():
             stack_state = replace(stack_state, server=replace(stack_state.server, rss_bytes=event.rss_bytes))
             return _count_late(stack_state, event.time_s)
-        case RequestReceived():
-            return _received(_count_late(stack_state, event.time_s), event)
-        case RequestForwarded():
-            return _change_row(stack_state, event.id, lambda row: _forwarded(row, stack_state))
-        case FirstByteSent():
-            return _change_row(stack_state, event.id, lambda row: _first_byte(row, event.time_s))
-        case AnswerSeen():
-            return _answered(stack_state, event)
-        case RequestEnded():
-            stack_state = _change_row(stack_state, event.id, lambda row: _ended(row, event))
-            return _rejoin(stack_state, [event.id])
+        case RequestReceived() | RequestForwarded() | FirstByteSent() | AnswerSeen() | RequestEnded():
+            return _request(stack_state, event)
         case WarmupStarted():
             return _warming(stack_state)
         case WarmupStepped():
@@ -188,6 +179,23 @@ def _warmed(stack_state: StackState, event: WarmupEnded) -> StackState:
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
+
+
+def _request(
+    stack_state: StackState, event: RequestReceived | RequestForwarded | FirstByteSent | AnswerSeen | RequestEnded
+) -> StackState:
+    match event:
+        case RequestReceived():
+            return _received(_count_late(stack_state, event.time_s), event)
+        case RequestForwarded():
+            return _change_row(stack_state, event.id, lambda row: _forwarded(row, stack_state))
+        case FirstByteSent():
+            return _change_row(stack_state, event.id, lambda row: _first_byte(row, event.time_s))
+        case AnswerSeen():
+            return _answered(stack_state, event)
+        case RequestEnded():
+            stack_state = _change_row(stack_state, event.id, lambda row: _ended(row, event))
+            return _rejoin(stack_state, [event.id])
 
 
 def _received(stack_state: StackState, event: RequestReceived) -> StackState:
@@ -341,7 +349,7 @@ def _log_fact(stack_state: StackState, event: LogFactSeen) -> StackState:
         join=join,
         log=replace(stack_state.log, facts=stack_state.log.facts + 1, unclaimed_tasks=join.unclaimed),
     )
-    stack_state = note_fact(stack_state, fact, event.time_s)
+    stack_state = _note_fact(stack_state, fact, event.time_s)
     match fact:
         case facts.PrefillTimed() | facts.DecodeTimed() | facts.SlotReleased():
             return _rejoin(stack_state, _owner(stack_state, fact.slot, fact.task))
@@ -359,3 +367,69 @@ def _owner(stack_state: StackState, slot: int, task: int) -> list[int]:
         for view in stack_state.join.tasks
         if view.slot == slot and view.task == task and view.owner is not None
     ]
+
+
+# --- the server ----------------------------------------------------------------------------------------------------
+
+
+def _note_fact(stack_state: StackState, fact: facts.LogFact, time_s: float) -> StackState:
+    """Keep what a fact says of the server as a whole."""
+    counter = _COUNTERS.get(type(fact))
+    if counter is not None:
+        counted: dict[str, Any] = {counter: getattr(stack_state.totals, counter) + 1}
+        return replace(stack_state, totals=replace(stack_state.totals, **counted))
+    match fact:
+        case facts.ServerWarned() if fact.text not in stack_state.server.warnings:
+            warnings = (*stack_state.server.warnings[-(WARNINGS_KEPT - 1) :], fact.text)
+            stack_state = replace(stack_state, server=replace(stack_state.server, warnings=warnings))
+            return add_notice(stack_state, time_s, "warning", f"llama-server: {fact.text}")
+        case facts.CacheRamLimited():
+            return replace(stack_state, ram_cache=replace(stack_state.ram_cache, limit_bytes=fact.limit_bytes))
+        case facts.RamCacheState():
+            limit = fact.limit_bytes if fact.limit_bytes is not None else stack_state.ram_cache.limit_bytes
+            return replace(stack_state, ram_cache=RamCacheView(fact.prompts, fact.size_bytes, limit))
+        case facts.UnknownRecord():
+            samples = stack_state.log.drift_samples
+            if len(samples) < DRIFT_SAMPLES_KEPT and fact.text not in samples:
+                samples = (*samples, fact.text)
+            log = replace(stack_state.log, drift=stack_state.log.drift + 1, drift_samples=samples)
+            return replace(stack_state, log=log)
+        case _:
+            server = _note_server(stack_state.server, fact)
+            return stack_state if server is stack_state.server else replace(stack_state, server=server)
+
+
+_COUNTERS: Mapping[type[facts.LogFact], str] = {
+    facts.RamCacheHit: "ram_hits",
+    facts.RamCacheEvicted: "ram_evictions",
+    facts.FullReprocess: "full_reprocesses",
+    facts.CheckpointRestored: "checkpoints_restored",
+    facts.ContextShifted: "context_shifts",
+}
+"""Facts that are only counted, and where in the totals."""
+
+
+def _note_server(server: ServerView, fact: facts.LogFact) -> ServerView:
+    match fact:
+        case facts.SlotSelected(threshold_ratio=float(threshold)) if threshold != server.similarity_threshold_ratio:
+            return replace(server, similarity_threshold_ratio=threshold)
+        case facts.SlotsInitialised():
+            return replace(
+                server,
+                slots=fact.slots,
+                ctx_per_slot=fact.ctx_per_slot or server.ctx_per_slot,
+                kv_unified=server.kv_unified if fact.kv_unified is None else fact.kv_unified,
+            )
+        case facts.SlotCreated():
+            return replace(server, ctx_per_slot=fact.ctx_per_slot)
+        case facts.DeviceUsed():
+            return replace(server, device=fact.device, device_name=fact.description)
+        case facts.LayersOffloaded():
+            return replace(server, layers_offloaded=fact.layers, layers_total=fact.layers_total)
+        case facts.BufferAllocated():
+            key = f"{fact.kind} {fact.device}"
+            return replace(server, buffers={**server.buffers, key: server.buffers.get(key, 0) + fact.size_bytes})
+        case facts.ServerSlept():
+            return replace(server, asleep=fact.asleep)
+        case _:
+            return server

@@ -9,7 +9,7 @@ from kvstack.state.attribution import Join
 from kvstack.state.events import Difference
 from kvstack.state.lifecycle import State
 from kvstack.state.records import LogView, RamCacheView, RequestRow, ServerView, SlotView, Totals, WarmupView
-from kvstack.state.stats import decode_by_context
+from kvstack.state.totals import decode_by_context
 
 NOTICES_KEPT = 50
 

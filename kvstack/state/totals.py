@@ -1,5 +1,5 @@
 """
-Sums over requests: what of each goes into the totals, and when.
+Sums over requests: what of each goes into the totals, and when; and the decode speed against context length.
 
 Tokens and verdicts are counted as soon as a request is over, and corrected when the log tells more.  Seconds are
 estimates: they are counted once the request's verdict is final, or has had time enough to become so, and stay as they
@@ -8,12 +8,19 @@ are from then on.  So what was saved and lost only grows.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from kvstack.state.records import RequestRow, Totals
 
 PATIENCE_S = 5.0
 """So long the log may take to tell of a request that is over."""
+
+
+_FROM_TOKENS = 8
+"""A few tokens say nothing of a speed."""
+
+_SHORTEST_TOKENS = 1024
 
 
 def account(totals: Totals, row: RequestRow, sign: int) -> Totals:
@@ -68,3 +75,40 @@ def seconds(tokens: int | None, rate: float | None) -> float | None:
     if tokens == 0:
         return 0.0
     return tokens / rate if rate else None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedAtContext:
+    """
+    Decode speed of the requests in one range of context lengths.
+
+    Attributes:
+        up_to_tokens: Upper end of the range, a power of two; the next smaller one is its lower end.
+        requests: How many requests it is made of.
+        tokens_per_s: Their tokens over their time.
+    """
+
+    up_to_tokens: int
+    requests: int
+    tokens_per_s: float
+
+
+def decode_by_context(rows: Iterable[RequestRow]) -> tuple[SpeedAtContext, ...]:
+    """
+    Decode speed against context length: long contexts are slower, which is no fault of the cache.
+
+    Returns:
+        One entry per range that has requests, shortest contexts first.
+    """
+    sums: dict[int, tuple[int, int, float]] = {}
+    for row in rows:
+        prompt, generated = row.prompt_tokens, row.generated_tokens
+        if not row.decode_ms or not prompt or not generated or generated < _FROM_TOKENS:
+            continue
+        edge = max(_SHORTEST_TOKENS, 1 << (prompt + generated - 1).bit_length())
+        count, tokens, spent_ms = sums.get(edge, (0, 0, 0.0))
+        sums[edge] = count + 1, tokens + generated, spent_ms + row.decode_ms
+    return tuple(
+        SpeedAtContext(edge, count, tokens * 1000.0 / spent_ms)
+        for edge, (count, tokens, spent_ms) in sorted(sums.items())
+    )

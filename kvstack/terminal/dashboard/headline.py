@@ -11,7 +11,7 @@ from kvstack.state.explain import reason_words
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
 from kvstack.state.stack_state import StackState
-from kvstack.state.stats import decode_by_context
+from kvstack.state.totals import decode_by_context
 from kvstack.state.verdict import Level, Verdict
 from kvstack.terminal.format import duration, one_line, percent, plural, seconds, tokens
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstack.state.records import RequestRow
-from kvstack.state.stats import SpeedAtContext, decode_by_context
+from kvstack.state.totals import SpeedAtContext, decode_by_context
 
 
 def row(prompt: int, decode_ms: float | None, generated: int = 100) -> RequestRow:

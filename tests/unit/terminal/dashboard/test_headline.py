@@ -97,8 +97,8 @@ def _recent(*verdicts: tuple[str, int, int, dict[str, object]]) -> StackState:
     """Requests of 1,000 tokens: verdict, cached, lost, reason."""
     rows = [
         replace(
-            ROW, id=number, verdict=Verdict(verdict), cached_tokens=cached, evaluated_tokens=1000 - cached, lost_tokens=lost,
-            **reason,  # type: ignore[arg-type]
+            ROW, id=number, verdict=Verdict(verdict), cached_tokens=cached, evaluated_tokens=1000 - cached,
+            lost_tokens=lost, **reason,  # type: ignore[arg-type]
         )
         for number, (verdict, cached, lost, reason) in enumerate(verdicts)
     ]  # fmt: skip
