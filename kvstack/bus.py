@@ -1,7 +1,7 @@
 """
-The bus: an event is reduced into the Snapshot, then handed to whoever listens.
+The bus: an event is reduced into the stack's state, then handed to whoever listens.
 
-Publishing never waits.  A reader that is too slow loses its oldest events and sees how many; the Snapshot is always
+Publishing never waits.  A reader that is too slow loses its oldest events and sees how many; the state is always
 whole.  Everything here belongs to the event loop's thread.
 """
 
@@ -19,7 +19,7 @@ from kvstack.state.stack_state import StackState
 
 class Bus:
     """
-    Takes events, keeps the Snapshot, feeds the subscriptions.
+    Takes events, keeps the stack's state, feeds the subscriptions.
 
     Attributes:
         stack_state: The stack as of the last event.
@@ -31,7 +31,7 @@ class Bus:
         self._listeners: list[Callable[[Event], None]] = []
 
     def publish(self, event: Event) -> None:
-        """Reduce *event* into the Snapshot, then put it into every subscription."""
+        """Reduce *event* into the stack's state, then put it into every subscription."""
         self.stack_state = reduce(self.stack_state, event)
         for subscription in self._subscriptions:
             subscription._put(event)
@@ -95,7 +95,7 @@ class Subscription:
         return self._events.popleft()
 
     def current(self) -> StackState:
-        """The Snapshot as of now, events that still wait here included."""
+        """The state as of now, events that still wait here included."""
         return self._bus.stack_state
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 """
-Prometheus metrics: the Snapshot, counted.  Base units, no labels per request.
+Prometheus metrics: the stack's state, counted.  Base units, no labels per request.
 
 Names follow Prometheus' conventions: seconds, bytes, ratios of 0 to 1, `_total` on what only grows.  They add what
 llama-server's own `/metrics` lacks: whether the cache works, and what it saves.

@@ -2,7 +2,7 @@
 Everything that happens, as frozen dataclasses, and their union `Event`.
 
 Times (`time_s`) are seconds since the epoch, given by the publisher.  What is not known is None.  Log facts carry
-what one log record says and nothing more; joining them with requests is `kvstack.state.verdict`'s work.
+what one log record says and nothing more; joining them with requests is `kvstack.state.attribution`'s work.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-The parts of a Snapshot: what is known of each request, slot and task, of the server and of the warm-up.
+The parts of a stack's state: what is known of each request, slot and task, of the server and of the warm-up.
 
 All are values; `kvstack.state.reducer.reduce` makes new ones.
 """

@@ -1,7 +1,7 @@
 """
 The one picture of a stack: what the dashboard draws, `status` prints and the metrics count.
 
-`reduce` is the only way to a new Snapshot.  `Snapshot.to_dict` is the documented shape of `GET /kvstack/status` and of
+`reduce` is the only way to a new state.  `StackState.to_dict` is the documented shape of `GET /kvstack/status` and of
 the `data` in `kvstack status --json`; what is not known is null there.
 """
 
@@ -46,7 +46,7 @@ from kvstack.state.totals import account, add_seconds, is_late
 from kvstack.state.verdict import Verdict
 
 REQUESTS_KEPT = 100
-"""Requests that a Snapshot remembers, newest last."""
+"""Requests that are remembered, newest last."""
 
 LOG_LINES_KEPT = 50
 DRIFT_SAMPLES_KEPT = 5

@@ -1,4 +1,4 @@
-"""The Snapshot and its published shape; `kvstack.state.reducer.reduce` makes new ones."""
+"""The state of a stack as a whole, and its shape as JSON; `kvstack.state.reducer.reduce` makes new ones."""
 
 from __future__ import annotations
 

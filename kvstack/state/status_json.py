@@ -1,5 +1,5 @@
 """
-A Snapshot from the JSON of `GET /kvstack/status`, so that `status` draws with the dashboard's own hand.
+A stack's state from the JSON of `GET /kvstack/status`, so that `status` draws with the dashboard's own hand.
 
 The other process may be of another version: unknown fields are passed over, missing ones keep their defaults.
 """
@@ -20,7 +20,7 @@ from kvstack.state.stack_state import StackState
 
 
 def snapshot_from_dict(data: dict[str, Any]) -> StackState:
-    """The inverse of `Snapshot.to_dict`, as far as *data* goes."""
+    """The inverse of `StackState.to_dict`, as far as *data* goes."""
     flat = dict(data)
     proxy = flat.pop("proxy", None)
     flat["proxy_url"] = proxy.get("url") if isinstance(proxy, dict) else None
@@ -35,7 +35,7 @@ def snapshot_from_dict(data: dict[str, Any]) -> StackState:
 
 
 def _join(data: dict[str, Any]) -> Join:
-    """The slots and the measured rate, which a Snapshot derives from the joining's memory."""
+    """The slots and the measured rate, which a stack's state derives from what is known of its log."""
     rate = data.get("prefill_tokens_per_s")
     join = Join()
     if isinstance(rate, int | float) and rate > 0:
@@ -74,7 +74,7 @@ def _value(hint: Any, value: Any) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple | dict):
             raise TypeError("no list")
-        if isinstance(value, dict):  # a record that the Snapshot keeps as a tuple of pairs, or as one tuple
+        if isinstance(value, dict):  # a record that the state keeps as a tuple of pairs, or as one tuple
             value = list(value.items()) if typing.get_origin(arguments[0]) is tuple else list(value.values())
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return tuple(_value(arguments[0], item) for item in value)

@@ -59,7 +59,8 @@ def test_an_unknown_clients_id_in_the_system_text_is_named(
             messages.append({"role": "assistant", "content": data["choices"][0]["message"]["content"] or ""})
         rows = stack.wait_for_requests(2)
         assert rows[1]["verdict"] == "PARTIAL"
-        assert rows[1]["cause"].startswith("id in messages[0].content @")
+        difference = rows[1]["difference"]
+        assert (difference["cause"], difference["path"]) == ("id", "messages[0].content")
         assert rows[1]["evaluated_tokens"] > 500
         shown = explain()
         assert shown.returncode == 0, shown.stderr
@@ -94,9 +95,9 @@ def test_single_turns_with_a_new_id_are_told_of_the_id(
             assert status == 200, data
         rows = stack.wait_for_requests(3)
         assert [row["verdict"] for row in rows] == ["COLD", "PARTIAL", "PARTIAL"]
-        assert rows[0]["cause"] == "first request of its conversation"
+        assert rows[0]["reason"]["kind"] == "first request"
         for row in rows[1:]:
-            assert row["cause"].startswith("id in messages[0].content @")
+            assert (row["difference"]["cause"], row["difference"]["path"]) == ("id", "messages[0].content")
         shown = explain()
         assert "of another conversation, but not quite: id in messages[0].content @" in " ".join(shown.stdout.split())
         assert "warmup" not in shown.stdout

@@ -120,7 +120,8 @@ def test_id_at_fifteen_percent(kind: str, llama_server: Path, model_path: dict[s
         check_log(stack)
     assert [row["verdict"] for row in rows] == ["COLD", "PARTIAL", "PARTIAL"]
     for row in rows[1:]:
-        assert row["cause"].startswith("id in messages[0].content @")
+        assert row["reason"]["kind"] == "client changed"
+        assert (row["difference"]["cause"], row["difference"]["path"]) == ("id", "messages[0].content")
         assert 0.1 < row["lcp_similarity_ratio"] < 0.2
         assert (row["cached_tokens"] > 0) == (kind == "dense")
         assert row["evaluated_tokens"] > 0.8 * row["prompt_tokens"]
@@ -160,7 +161,9 @@ def test_side_request(
         assert rows[3]["verdict"] == "RESTORED"
         assert rows[3]["evaluated_tokens"] < 100
     else:
-        assert (rows[3]["verdict"], rows[3]["cause"]) == ("EVICTED", f"by request 3 ({CHAT})")
+        reason = rows[3]["reason"]
+        assert (rows[3]["verdict"], reason["kind"]) == ("EVICTED", "slot lost to request")
+        assert (reason["request"], reason["client"]) == (3, CHAT)
         assert rows[3]["evaluated_tokens"] > 0.9 * rows[3]["prompt_tokens"]
 
 
@@ -293,7 +296,7 @@ def test_context_full_and_prompt_too_long(llama_server: Path, model_path: dict[s
         slot = stack.status()["slots"][0]
     assert [row["verdict"] for row in rows] == ["COLD", "FAILED", "HIT", "TRUNCATED"]
     assert rows[1]["status"] == 400
-    assert "exceeds the available context size" in rows[1]["cause"]
+    assert "exceeds the available context size" in rows[1]["error"]
     assert slot["request"] == 4
 
 

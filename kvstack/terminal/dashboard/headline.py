@@ -1,4 +1,4 @@
-"""What a Snapshot means, in one sentence: is the cache working, and if not, why?  Pure."""
+"""What the stack's state means, in one sentence: is the cache working, and if not, why?  Pure."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Dashboard:
     A context manager that shows the dashboard while it is open.
 
     Args:
-        read: Gives the Snapshot to draw; called from the drawing thread.
+        read: Gives the state to draw; called from the drawing thread.
         stream: The terminal.
         clock: The present, in seconds since the epoch.
         watching: Whether the stack runs elsewhere, so that Ctrl-C leaves the view alone.

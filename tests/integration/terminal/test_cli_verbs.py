@@ -22,7 +22,9 @@ import psutil
 import pytest
 
 from kvstack.rundir import RunDir
+from kvstack.state.explain import reason_words
 from kvstack.state.stack_state import StackState
+from kvstack.state.status_json import snapshot_from_dict
 from tests.real.stacks import free_ports, get, post, run_stack, write_config
 
 pytestmark = pytest.mark.timeout(120)
@@ -174,7 +176,8 @@ def test_request_lines_are_the_status(llama_server: Path, model_path: dict[str, 
         assert post(stack.proxy_port, "/v1/responses", {"input": "Hello.", "max_output_tokens": 4})[0] == 200
         stack.wait_for_requests(3)
         time.sleep(0.5)
-        rows = stack.status()["requests"]
+        status = stack.status()
+        rows = status["requests"]
         stack.process.send_signal(signal.SIGINT)
         out, err = stack.process.communicate(timeout=20)
     assert stack.process.returncode == 130
@@ -188,7 +191,10 @@ def test_request_lines_are_the_status(llama_server: Path, model_path: dict[str, 
             f" | stream={row['stream']} | sim_best={'-' if similarity is None else f'{similarity:.3f}'}"
             f" | cached={row['cached_tokens']} | evaluated={row['evaluated_tokens']} | {row['verdict']}"
         )
-        wanted.append(line if row["cause"] is None else f"{line} | why={row['cause']}")
+        known = snapshot_from_dict(status).row(row["id"])
+        assert known is not None
+        why = reason_words(known)
+        wanted.append(line if why is None else f"{line} | why={why}")
     assert out.splitlines() == wanted
     assert len(wanted) == 3
     for word in ("loading", "ready", f"base URL http://127.0.0.1:{stack.proxy_port}/v1", "stopping", "box ended after"):
