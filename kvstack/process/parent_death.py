@@ -1,5 +1,5 @@
 """
-Runs a program that shall not outlive its parent: `parent_death.py PARENT [LD_NAME=VALUE ...] -- PROGRAM [ARGUMENT ...]`.
+Runs a program that must not outlive its parent: `parent_death.py PARENT [LD_NAME=VALUE ...] -- PROGRAM [ARG ...]`.
 
 Linux sends the signal asked for here when the thread that started this process ends, however it ends.  The setting
 survives `exec`, so the program keeps this process's id and is a direct child of kvstack.  It is asked for on this side

@@ -228,7 +228,8 @@ def _draw_summary(out: Text, tried: Sequence[ReplayResult], unmatched: Sequence[
     if only_idle:
         _say(out, f"matched, but never an edit: {_counted(only_idle)}", indent="")
     split = [one for one in tried if one.new is not None and one.new.parting is not None and one.new.parting.path]
-    freezing = {idle.rule for one in tried for idle in one.stripped.unchanged if idle.action == "freeze"} & set(only_idle)
+    unchanged = [rule for one in tried for rule in one.stripped.unchanged]
+    freezing = {rule.rule for rule in unchanged if rule.action == "freeze"} & set(only_idle)
     if freezing and not split and len(tried) > 1 and all(one.stripped.starts for one in tried):
         _say(
             out,

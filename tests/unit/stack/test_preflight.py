@@ -88,7 +88,8 @@ def test_without_a_binary_no_flag_is_called_unknown(tmp_path: Path) -> None:
 
 def test_with_a_binary_its_flags_are_known(llama_server: Path, tmp_path: Path) -> None:
     """A flag that this build does not have is named beside a prompt that is empty."""
-    text = f'[server]\nmodel = "m"\nbinary = "{llama_server}"\nextra_args = ["--no-warmpu"]\n[warmup]\nsystem_prompt = " "\n'
+    server = f'[server]\nmodel = "m"\nbinary = "{llama_server}"\nextra_args = ["--no-warmpu"]\n'
+    text = server + '[warmup]\nsystem_prompt = " "\n'
     path = tmp_path / "box.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
