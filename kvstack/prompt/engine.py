@@ -9,7 +9,7 @@ be read comes back untouched.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -58,8 +58,6 @@ class RewriteResult:
         former: Number of the former request of that conversation; None if this begins it, or was not compared.
         difference: Where it leaves the former request, or of one that begins a conversation, where its head leaves the
             most similar recent one; None if it extends it, or was not compared.
-        head_fingerprint: Digest of system texts and tools after the rules, and of all else that a chat template reads
-            beside the turns; None without a document.  Two requests that share it have the same prefix.
         items: Number of messages or input items.
         stream: The client wants a stream.
         side: What kind of side request this is, if it is one.
@@ -80,7 +78,6 @@ class RewriteResult:
     conversation: str | None = None
     former: int | None = None
     difference: Divergence | None = None
-    head_fingerprint: str | None = None
     items: int = 0
     stream: bool = False
     side: str | None = None
@@ -92,6 +89,15 @@ class RewriteResult:
     warnings: tuple[str, ...] = ()
     starts: bool = False
     unchanged: tuple[Unchanged, ...] = ()
+    _digest_head: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def head_fingerprint(self) -> str | None:
+        """
+        Digest of system texts and tools after the rules, and of all else that a chat template reads beside the turns;
+        None without a document.  Two requests that share it have the same prefix.  Computed when it is asked for.
+        """
+        return self._digest_head() if self._digest_head is not None else None
 
 
 def apply_rules(
@@ -217,7 +223,6 @@ class _Request:
             api=document.api,
             client=self.client.name or None,
             conversation=state.conversation or None,
-            head_fingerprint=self._head_fingerprint(),
             items=document.count,
             hits=tuple(self.hits),
             ts_removed=stamps,
@@ -228,6 +233,7 @@ class _Request:
             warnings=self._warnings(),
             edits=tuple(edits),
             unchanged=unchanged,
+            _digest_head=self._head_fingerprint,
             starts=self.starts,
         )
 
