@@ -18,6 +18,7 @@ from types import TracebackType
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from kvstack.prompt.request.document import Document
 from kvstack.proxy.body import cancel_when_gone
 from kvstack.proxy.capture_record import Recorded, record, to_line
 from kvstack.state.events import RequestReceived
@@ -58,7 +59,7 @@ class Captures:
         """How many listen."""
         return len(self._listeners)
 
-    def add(self, received: RequestReceived, scope: Scope, body: bytes) -> None:
+    def add(self, received: RequestReceived, scope: Scope, body: bytes, document: Document | None = None) -> None:
         """
         Hand a request to the listeners.
 
@@ -66,9 +67,10 @@ class Captures:
             received: Its facts.
             scope: Its ASGI scope.
             body: Its body as the client wrote it, decoded.
+            document: What was read of it; None if that is no JSON object.
         """
         if self._listeners:
-            recorded = record(received, scope, body)
+            recorded = record(received, scope, body, document)
             for listener in self._listeners:
                 listener._put(recorded)
 

@@ -15,9 +15,7 @@ from typing import Any, NoReturn
 
 from starlette.types import Scope
 
-from kvstack.prompt.rawjson.scan import NotJson
-from kvstack.prompt.request.apis import api_of
-from kvstack.prompt.request.document import read_document
+from kvstack.prompt.request.document import Document
 from kvstack.state.events import RequestReceived
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -50,6 +48,10 @@ _CREDENTIAL = re.compile(
 _CREDENTIAL_VALUE = re.compile(
     r"\s*(?:basic|bearer|digest|negotiate|token)\s|\s*(?:sk-|eyJ)[\w-]{8}", re.ASCII | re.IGNORECASE
 )
+_NO_BODY = b"null"
+_CONSTANTS = ("NaN", "Infinity")
+"""The rules read a body with these, which is no JSON."""
+
 _QUERY = frozenset({"api-version", "beta"})
 _PRODUCT = re.compile(r"([A-Za-z][\w.-]*)/(\d[\w.+-]*)", re.ASCII)
 
@@ -64,6 +66,8 @@ class Recorded:
         path: Its path, with what may be shown of its query.
         headers: Its headers that may be shown; names in lower case.
         body: The client's own bytes, decoded; None if they are too many.
+        turn: The number of its user turns; None where that cannot be told.
+        is_read: The body was read as JSON already.
         notes: What is missing, and why.
     """
 
@@ -71,6 +75,8 @@ class Recorded:
     path: str
     headers: dict[str, str]
     body: bytes | None
+    turn: int | None
+    is_read: bool
     notes: tuple[str, ...] = ()
 
     @property
@@ -79,7 +85,13 @@ class Recorded:
         return len(self.body or b"")
 
 
-def record(received: RequestReceived, scope: Scope, body: bytes, max_body_bytes: int = MAX_BODY_BYTES) -> Recorded:
+def record(
+    received: RequestReceived,
+    scope: Scope,
+    body: bytes,
+    document: Document | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> Recorded:
     """
     Take from a request what may be recorded.
 
@@ -87,6 +99,7 @@ def record(received: RequestReceived, scope: Scope, body: bytes, max_body_bytes:
         received: The request's facts.
         scope: The ASGI scope.
         body: The body as the client wrote it, decoded.
+        document: What was read of it; None if that is no JSON object.
         max_body_bytes: A larger body is left out.
     """
     query, left_out = describing_query(scope["query_string"])
@@ -99,7 +112,13 @@ def record(received: RequestReceived, scope: Scope, body: bytes, max_body_bytes:
         notes.append(f"a body of {len(body):,} bytes is left out, it is larger than {max_body_bytes:,}")
         kept = None
     return Recorded(
-        received, f"{path}?{query}" if query else path, describing_headers(scope["headers"]), kept, tuple(notes)
+        received,
+        f"{path}?{query}" if query else path,
+        describing_headers(scope["headers"]),
+        kept,
+        _turns(document),
+        document is not None,
+        tuple(notes),
     )
 
 
@@ -143,7 +162,8 @@ def describing_query(query: bytes) -> tuple[str, int]:
 def to_line(recorded: Recorded) -> bytes:
     """The line: one JSON object and a line end.  `body` is its last key."""
     received = recorded.received
-    body, turn, notes = _embed(recorded)
+    body, notes = _embed(recorded)
+    turn = recorded.turn if body != _NO_BODY else None
     fields: dict[str, Any] = {"client": received.client}
     version = _version(received.client, recorded.headers.get("user-agent", ""))
     if version is not None:
@@ -164,38 +184,34 @@ def to_line(recorded: Recorded) -> bytes:
     return json.dumps(fields).encode().removesuffix(b"}") + b', "body": ' + body + b"}\n"
 
 
-def _embed(recorded: Recorded) -> tuple[bytes, int | None, list[str]]:
-    """The body on one line, the number of its user turns, and the notes."""
+def _embed(recorded: Recorded) -> tuple[bytes, list[str]]:
+    """The body on one line, and the notes."""
     notes = list(recorded.notes)
     if recorded.body is None:
-        return b"null", None, notes
+        return _NO_BODY, notes
     try:
         text = recorded.body.decode("utf-8-sig")
-        # Strict: whatever is put into the line must be one value, and holds line ends between its tokens only.
-        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+        if not recorded.is_read or any(constant in text for constant in _CONSTANTS):
+            # Strict: whatever is put into the line must be one value, and holds line ends between its tokens only.
+            json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         notes.append(f"a body of {len(recorded.body):,} bytes is left out, it is no JSON: {why}")
-        return b"null", None, notes
+        return _NO_BODY, notes
     line = text.strip().replace("\r", " ").replace("\n", " ").encode()
-    return line, _turn(text, recorded.path), notes
+    return line, notes
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _turn(text: str, path: str) -> int | None:
+def _turns(document: Document | None) -> int | None:
     """
     The number of user turns; None where a raw prompt does not show them.
 
     What a client sends beside the user's words, in the same turn, in messages of its own, is no turn.
     """
-    api = api_of(path)
-    try:
-        document = read_document(text, api) if api is not None else None
-    except NotJson:
-        return None
     if document is None or not document.split:
         return None
     roles = [item.role for item in document.items]

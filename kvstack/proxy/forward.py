@@ -15,12 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from starlette.types import Receive, Scope, Send
 
 from kvstack.llama.response import AnswerTap
-from kvstack.prompt.diff.previous import Compared
 from kvstack.prompt.engine import RewriteResult
 from kvstack.prompt.request.apis import api_of
 from kvstack.proxy.body import BodyError, ClientGone, cancel_when_gone, decode_body, read_body
@@ -41,16 +40,14 @@ from kvstack.state.events import (
 )
 from kvstack.upstream import Stream, Upstream, UpstreamError
 
-Rewrite = Callable[[bytes, str, list[tuple[str, str]]], RewriteResult]
-"""Applies the rules: body, path, header pairs."""
+Rewrite = Callable[[bytes, str, list[tuple[str, str]], int | None], RewriteResult]
+"""Applies the rules: body, path, header pairs; the number of a model request."""
 
 RESEND_PAUSE_S = 0.1
 LARGE_BYTES = 256 * 1024
 
 _SIDE_ROUTES = ("/apply-template", "/tokenize", "/count_tokens", "/input_tokens")
 _PROBED = frozenset({"/", "/health", "/v1/health", "/api/hello"})
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -217,13 +214,12 @@ class Forward:
             await self._replies.error(exchange.scope, exchange.send, exchange.api, error.status, str(error))
             return
         exchange.body = original
-        rewritten = await self._rewrite(exchange)
-        if rewritten is not None:
-            exchange.body = rewritten.body
-            exchange.number = next(self._numbers) if _is_model_request(exchange.scope) else None
+        number = next(self._numbers) if _is_model_request(exchange) else None
+        rewritten = await self._rewrite(exchange, number)
+        exchange.body, exchange.number = rewritten.body, number
         try:
-            if rewritten is not None and exchange.number is not None:
-                await self._log(exchange, exchange.number, Bodies(original, rewritten))
+            if number is not None:
+                self._log(exchange, number, Bodies(original, rewritten))
             # From here on the client may leave at any time, also while we wait for the server or its first byte.
             exchange.is_cancelled = await _cancelled_when_gone(exchange.receive, self._answer(exchange))
         except asyncio.CancelledError:
@@ -241,14 +237,19 @@ class Forward:
             return decode_body(body, encodings, self._max_body_bytes)
         return body
 
-    async def _rewrite(self, exchange: _Exchange) -> RewriteResult | None:
-        """Apply the rules; None for what they do not apply to."""
+    async def _rewrite(self, exchange: _Exchange, number: int | None) -> RewriteResult:
+        """Apply the rules to a prompt; anything else stays as it is."""
         scope, body = exchange.scope, exchange.body
         if exchange.api is None or scope["method"] != "POST":
-            return None
+            return RewriteResult(body)
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         try:
-            rewritten = await self._one_by_one(len(body), lambda: self._rewrite_body(body, scope["path"], pairs))
+            # One after the other: the memory of conversations must see the requests in their order.
+            async with self._in_order:
+                if len(body) < LARGE_BYTES:
+                    rewritten = self._rewrite_body(body, scope["path"], pairs, number)
+                else:  # beside the loop, so that other clients are served meanwhile
+                    rewritten = await asyncio.to_thread(self._rewrite_body, body, scope["path"], pairs, number)
         except Exception as error:  # fail open: whatever it was, the client's own bytes go out
             self.rewrite_failures += 1
             self._warn(f"The rules failed on a request ({type(error).__name__}); it was sent unchanged")
@@ -257,20 +258,14 @@ class Forward:
             self._warn(warning)
         return rewritten
 
-    async def _log(self, exchange: _Exchange, number: int, bodies: Bodies) -> None:
+    def _log(self, exchange: _Exchange, number: int, bodies: Bodies) -> None:
         """Log a request, publish its facts, and hand it to the captures."""
-        path, rewritten = exchange.scope["path"], bodies.rewritten
-        try:
-            compared = await self._one_by_one(len(bodies.original), lambda: self.log.compare(number, path, rewritten))
-        except Exception as error:  # fail open here too: only an explanation is lost
-            self._warn(f"A request could not be compared with its former one ({type(error).__name__})")
-            compared = Compared(rewritten.conversation)
-        self.log.add(LoggedRequest(number, path, compared, bodies))
-        received = _received(number, exchange.scope, rewritten, compared)
+        self.log.add(LoggedRequest.of(number, exchange.scope["path"], bodies))
+        received = _received(number, exchange.scope, bodies.rewritten)
         self._publish(received)
         try:
-            self.captures.add(received, exchange.scope, bodies.original)
-        except Exception as error:  # and here: only a record is lost
+            self.captures.add(received, exchange.scope, bodies.original, bodies.rewritten.document)
+        except Exception as error:  # fail open here too: only a record is lost
             self._warn(f"A request could not be recorded ({type(error).__name__})")
 
     async def _answer(self, exchange: _Exchange) -> None:
@@ -352,13 +347,6 @@ class Forward:
             self._publish(RequestEnded(time.time(), number, exchange.status, exchange.outcome, exchange.error))
             self.log.end(number)
 
-    # What the steps share
-
-    async def _one_by_one(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:
-        """Run *work* after that of former requests, whose memory it needs; large work beside the loop."""
-        async with self._in_order:
-            return work() if size_bytes < LARGE_BYTES else await asyncio.to_thread(work)
-
     def _warn(self, text: str) -> None:
         if text not in self._warned and len(self._warned) < 1000:
             self._warned.add(text)
@@ -383,13 +371,14 @@ async def _cancelled_when_gone(receive: Receive, work: Coroutine[Any, Any, None]
     return task.cancelled()
 
 
-def _is_model_request(scope: Scope) -> bool:
-    """Whether a model answers, instead of a prompt being only counted or rendered."""
-    return not scope["path"].rstrip("/").endswith(_SIDE_ROUTES)
+def _is_model_request(exchange: _Exchange) -> bool:
+    """Whether a model answers a prompt, instead of it being only counted or rendered."""
+    scope = exchange.scope
+    is_prompt = exchange.api is not None and scope["method"] == "POST"
+    return is_prompt and not scope["path"].rstrip("/").endswith(_SIDE_ROUTES)
 
 
-def _received(number: int, scope: Scope, rewritten: RewriteResult, compared: Compared) -> RequestReceived:
-    divergence = compared.divergence
+def _received(number: int, scope: Scope, rewritten: RewriteResult) -> RequestReceived:
     return RequestReceived(
         time.time(),
         number,
@@ -397,7 +386,7 @@ def _received(number: int, scope: Scope, rewritten: RewriteResult, compared: Com
         scope["path"],
         rewritten.api,
         rewritten.client,
-        compared.conversation,
+        rewritten.conversation,
         rewritten.items,
         rewritten.stream,
         rewritten.ts_removed,
@@ -405,7 +394,7 @@ def _received(number: int, scope: Scope, rewritten: RewriteResult, compared: Com
         rewritten.items_modified,
         _by_rule(rewritten),
         rewritten.side,
-        divergence.difference if divergence is not None else None,
+        rewritten.difference.difference if rewritten.difference is not None else None,
     )
 
 

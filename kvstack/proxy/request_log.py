@@ -7,19 +7,14 @@ only to whoever has the stack's token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstack.prompt.diff.difference import Divergence
-from kvstack.prompt.diff.previous import Compared, FormerRequests
 from kvstack.prompt.engine import RewriteResult
 from kvstack.prompt.report.listing import Shown, show_edits
-from kvstack.prompt.request.apis import can_be_rendered
-from kvstack.prompt.warmup_request import head_digest
 
 REQUESTS_KEPT = 100
 BODY_BYTES_KEPT = 256 * 1024 * 1024
-FINGERPRINTED_BYTES = 4 * 1024 * 1024
-"""The head of a larger request is not fingerprinted: that would take longer than it is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +42,26 @@ class LoggedRequest:
     Attributes:
         number: Its number.
         path: Its path.
-        compared: Its conversation, and where it differs from that one's former request.
+        conversation: Name of its conversation.
+        difference: Where it left its conversation, or what it begins like.
+        head_fingerprint: Digest of its system texts and tools as sent.
         bodies: While it runs, and afterwards if they are kept.
         is_running: It has not ended.
     """
 
     number: int
     path: str
-    compared: Compared
+    conversation: str | None
+    difference: Divergence | None
+    head_fingerprint: str | None
     bodies: Bodies | None
     is_running: bool = True
 
-    @property
-    def conversation(self) -> str | None:
-        """Name of its conversation."""
-        return self.compared.conversation
-
-    @property
-    def difference(self) -> Divergence | None:
-        """Where it left its conversation, or what it begins like."""
-        return self.compared.divergence
-
-    def head_fingerprint(self) -> str | None:
-        """Digest of system texts and tools as sent; None where the API has no such thing or the bodies are gone."""
-        sent = self.bodies.rewritten.body if self.bodies is not None else None
-        if sent is None or not can_be_rendered(self.path) or len(sent) > FINGERPRINTED_BYTES:
-            return None
-        return head_digest(sent)
+    @classmethod
+    def of(cls, number: int, path: str, bodies: Bodies) -> LoggedRequest:
+        """A request that begins."""
+        rewritten = bodies.rewritten
+        return cls(number, path, rewritten.conversation, rewritten.difference, rewritten.head_fingerprint, bodies)
 
 
 class RequestLog:
@@ -81,7 +69,7 @@ class RequestLog:
     The last requests, by number.
 
     The bodies of a request that runs are there anyway; of those that have ended the newest few are kept, if at all.
-    Everything but `compare` belongs to the event loop's thread.
+    Everything here belongs to the event loop's thread.
 
     Args:
         keep_bodies: Of how many ended requests the bodies are kept.
@@ -92,22 +80,7 @@ class RequestLog:
         self.keeps_bodies = keep_bodies > 0
         self._keep_bodies = keep_bodies
         self._max_body_bytes = max_body_bytes
-        self._former = FormerRequests()
         self._requests: dict[int, LoggedRequest] = {}
-
-    def compare(self, number: int, path: str, rewritten: RewriteResult) -> Compared:
-        """
-        Compare a request with its conversation's former one, and remember it as that.
-
-        Args:
-            number: Number of the request.
-            path: Request path.
-            rewritten: What the rules made of it.
-        """
-        if rewritten.side is not None:
-            # A title or memory request quotes the conversation but does not continue it.
-            return Compared(rewritten.conversation)
-        return self._former.compare(number, rewritten.body, path, rewritten.conversation)
 
     def add(self, request: LoggedRequest) -> None:
         """Take a request that begins."""
@@ -118,6 +91,9 @@ class RequestLog:
         """A request has ended: let go of its bodies, unless they are kept."""
         if (request := self._requests.get(number)) is not None:
             request.is_running = False
+            if request.bodies is not None:  # the bytes are kept, if at all, and not what was read of them as well
+                bodies = request.bodies
+                request.bodies = replace(bodies, rewritten=replace(bodies.rewritten, document=None))
             self._trim()
 
     def get(self, number: int) -> LoggedRequest | None:

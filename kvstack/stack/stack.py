@@ -26,6 +26,7 @@ from kvstack.process.descriptors import limit, raise_limit
 from kvstack.process.identity import ProcessIdentity, identify, sweep
 from kvstack.process.supervisor import Supervisor
 from kvstack.process.watchdog import IDLE, slots_mark
+from kvstack.prompt.diff.previous import FormerRequests
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import RuleLine, list_rules
@@ -100,6 +101,7 @@ class Stack:
         self._readers: dict[int, LogReader] = {}
         self._identity = IdentityCheck(plan, self._upstream, self.bus.publish)
         self._memory = ConversationMemory()
+        self._formers = FormerRequests()
         self._warming = asyncio.Lock()
         self._warmer = Warmer(
             self._upstream,
@@ -381,8 +383,10 @@ class Stack:
                 return False
         return False
 
-    def _rewrite(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
-        return apply_rules(body, path, self._plan.rules, self._memory, headers, self._identity.props.chat_template)
+    def _rewrite(self, body: bytes, path: str, headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
+        rules, template = self._plan.rules, self._identity.props.chat_template
+        memory, formers = self._memory, self._formers
+        return apply_rules(body, path, rules, memory, headers, template, number=number, formers=formers)
 
     def _rewrite_alone(self, body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
         """The same rules without the memory: a warm-up is no conversation."""

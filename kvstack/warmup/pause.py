@@ -127,7 +127,7 @@ class Pause:
         if request is None:
             return
         key = request.conversation or number
-        conversation = Conversation(number, request.path, request.head_fingerprint())
+        conversation = Conversation(number, request.path, request.head_fingerprint)
         self._newest.pop(key, None)
         self._newest[key] = (self._bus.stack_state.join.run, conversation)
         while len(self._newest) > CONVERSATIONS_KEPT:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from kvstack.llama.model.memory import MIB
 from kvstack.prompt.request.apis import can_be_rendered
-from kvstack.prompt.warmup_request import WarmupRequest, head_digest
+from kvstack.prompt.warmup_request import WarmupRequest
 from kvstack.state.events import WarmupEnded
 from kvstack.upstream import Props, Upstream
 from kvstack.warmup.identity import FileStamp, SnapshotNote, conversation_bytes, snapshot_bytes
@@ -75,12 +75,13 @@ class PrefixSnapshots:
         self.prefix = self._on_trial = None
         self._server_files = server_files(self._context.facts)
 
-    async def warm_up(self, request: WarmupRequest) -> WarmupEnded:
+    async def warm_up(self, request: WarmupRequest, head_fingerprint: str | None = None) -> WarmupEnded:
         """
         Put the prefix into slot 0.
 
         Args:
             request: The warm-up request after the rules.
+            head_fingerprint: Digest of its system texts and tools.
 
         Raises:
             NoSnapshot: Not this time; the chat form is to be used.
@@ -95,7 +96,7 @@ class PrefixSnapshots:
             raise NoSnapshot(self._failed)
         prefix = await find_prefix(self._upstream, request, self._context.facts, self._props(), self._server_files)
         if self._pause.is_taken():
-            number = self._find_conversation(request)
+            number = self._find_conversation(head_fingerprint)
             if number is not None:
                 return _ended(begun, prefix, detail=f"request {number} began with it, so it is in the cache already")
             await self._check_push()
@@ -133,19 +134,18 @@ class PrefixSnapshots:
 
     # A conversation in the slot
 
-    def _find_conversation(self, request: WarmupRequest) -> int | None:
+    def _find_conversation(self, head_fingerprint: str | None) -> int | None:
         """
         Which request of a conversation in a slot begins with the prefix.
 
         To fill the slot would be of no use then, and cost that conversation all that stands behind the prefix: with the
         prefix in its slot the server does not look into the host prompt cache.
         """
-        fingerprint = head_digest(request.body)
         for conversation in self._pause.conversations():
             number, path = conversation.request, conversation.path
             if not can_be_rendered(path):
                 raise NoSnapshot(f"whether request {number} ({path}) begins with the prefix, cannot be told")
-            if conversation.head_fingerprint is not None and conversation.head_fingerprint == fingerprint:
+            if head_fingerprint is not None and conversation.head_fingerprint == head_fingerprint:
                 return number
         return None
 

@@ -31,7 +31,7 @@ class Warmer:
 
     Args:
         upstream: The llama-server.
-        strip: Applies the rules: body, path, header pairs.
+        rewrite: Applies the rules: body, path, header pairs.
         request: What to evaluate, before the rules; None if no prefix is known.
         long_user_text: Whether to put a user text of more than one batch behind the prefix.  A model that rewinds to
             checkpoints keeps the first one of a prompt for good; behind a long user text that one lies exactly at the
@@ -43,7 +43,7 @@ class Warmer:
     def __init__(
         self,
         upstream: Upstream,
-        strip: Callable[[bytes, str, list[tuple[str, str]]], RewriteResult],
+        rewrite: Callable[[bytes, str, list[tuple[str, str]]], RewriteResult],
         request: WarmupRequest | None,
         *,
         long_user_text: bool = False,
@@ -51,7 +51,7 @@ class Warmer:
         snapshots: PrefixSnapshots | None = None,
     ) -> None:
         self._upstream = upstream
-        self._strip = strip
+        self._rewrite = rewrite
         self._request = request
         self._snapshots = snapshots
         self._long_user_text = long_user_text
@@ -65,11 +65,13 @@ class Warmer:
         begun = time.monotonic()
         try:
             # Through the rules that traffic goes through: only the same bytes are the same prefix.
-            stripped = self._strip(request.body, request.path, list(request.headers))
+            rewritten = self._rewrite(request.body, request.path, list(request.headers))
             why_chat_form = ""
             if self._snapshots is not None:
                 try:
-                    return await self._snapshots.warm_up(replace(request, body=stripped.body))
+                    return await self._snapshots.warm_up(
+                        replace(request, body=rewritten.body), rewritten.head_fingerprint
+                    )
                 except NoSnapshot as error:
                     why_chat_form = f"no snapshot: {error}" if str(error) else ""
             return await self._send_chat_form(request, begun, why_chat_form)
@@ -79,16 +81,16 @@ class Warmer:
     async def _send_chat_form(self, request: WarmupRequest, begun: float, why: str) -> WarmupEnded:
         if self._long_user_text:
             request = with_user_text(request, await self._filler())
-        stripped = self._strip(request.body, request.path, list(request.headers))
-        answer = await self._upstream.request("POST", request.path, raw=stripped.body)
+        rewritten = self._rewrite(request.body, request.path, list(request.headers))
+        answer = await self._upstream.request("POST", request.path, raw=rewritten.body)
         duration_ms = (time.monotonic() - begun) * 1000.0
         if answer.status != 200:
             text = answer.body[:300].decode("utf-8", "replace")
             return WarmupEnded(time.time(), "failed", detail=f"HTTP {answer.status}: {text}", duration_ms=duration_ms)
-        tap = AnswerTap(0, stripped.api, answer.content_type)
+        tap = AnswerTap(0, rewritten.api, answer.content_type)
         tap.feed(answer.body)
         facts = tap.result()
-        boundary = await self._boundary(request, stripped.body)
+        boundary = await self._boundary(request, rewritten.body)
         return WarmupEnded(
             time.time(), "done", facts.prompt_tokens, facts.evaluated_tokens, duration_ms, why, boundary_tokens=boundary
         )

@@ -11,6 +11,7 @@ from typing import Literal
 
 from kvstack.bus import Bus, Subscription
 from kvstack.errors import NotReady
+from kvstack.prompt.diff.previous import FormerRequests
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import RuleLine, list_rules
@@ -96,19 +97,27 @@ class Running:
         return [event for event in self.events if isinstance(event, kind)]
 
 
+@dataclass
+class Former:
+    """The former requests of the proxy that serves now."""
+
+    requests: FormerRequests = field(default_factory=FormerRequests)
+
+
 MEMORY = ConversationMemory()
+FORMER = Former()
 
 
-def plain_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
+def plain_strip(body: bytes, path: str, headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
     """The rule engine without rules."""
-    return apply_rules(body, path, NO_RULES, MEMORY, headers)
+    return apply_rules(body, path, NO_RULES, MEMORY, headers, number=number, formers=FORMER.requests)
 
 
-def openclaw_strip(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
+def openclaw_strip(body: bytes, path: str, headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
     """The rule engine with OpenClaw's pack."""
     text = (resources.files("kvstack.packs") / "openclaw.toml").read_text(encoding="utf-8")
     rules = compile_rules([parse_pack(text, "openclaw.toml")], RuleSettings())
-    return apply_rules(body, path, rules, MEMORY, headers)
+    return apply_rules(body, path, rules, MEMORY, headers, number=number, formers=FORMER.requests)
 
 
 async def always_ready(_: float) -> bool:
@@ -131,6 +140,7 @@ async def proxy(
     keys: Keys | None = None,
 ) -> AsyncIterator[Running]:
     """Serve the real application on a free port."""
+    FORMER.requests = FormerRequests()
     events: list[Event] = []
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]

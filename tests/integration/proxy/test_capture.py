@@ -116,7 +116,7 @@ async def test_credentials_are_not_captured() -> None:
 async def test_the_side_requests_of_a_client_are_marked() -> None:
     """As its pack tells them."""
 
-    def title(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
+    def title(body: bytes, path: str, headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
         return RewriteResult(body, client="openclaw", side="title")
 
     async with run_stub(answer(b"{}")) as stub:

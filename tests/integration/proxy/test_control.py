@@ -343,8 +343,8 @@ async def test_a_refusal_names_what_to_turn_on() -> None:
 async def test_a_side_request_does_not_continue_the_conversation() -> None:
     """A title request quotes the chat; the chat's next turn is laid beside the chat's last one."""
 
-    def label(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
-        stripped = plain_strip(body, path, headers)
+    def label(body: bytes, path: str, headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
+        stripped = plain_strip(body, path, headers, number)
         return replace(stripped, side="title") if b"title" in body else stripped
 
     async with run_stub(answer(ANSWER)) as stub, proxy(stub, strip=label) as running:

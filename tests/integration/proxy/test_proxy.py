@@ -72,7 +72,7 @@ async def test_headers_are_kept_except_those_of_the_hop() -> None:
 async def test_an_edited_body_gets_its_own_length() -> None:
     """FR-37: the client's Content-Length would cut or hang an edited request."""
 
-    def shorten(body: bytes, _path: str, _headers: list[tuple[str, str]]) -> RewriteResult:
+    def shorten(body: bytes, _path: str, _headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
         return RewriteResult(body.replace(b"hi", b""), api="chat")  # type: ignore[arg-type]
 
     async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=shorten) as running:
@@ -456,10 +456,10 @@ async def test_a_huge_request_does_not_keep_others_waiting() -> None:
     working = threading.Event()
     done = threading.Event()
 
-    def slow(body: bytes, path: str, headers: list[tuple[str, str]]) -> RewriteResult:
+    def slow(body: bytes, path: str, headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
         working.set()
         assert done.wait(10)
-        return plain_strip(body, path, headers)
+        return plain_strip(body, path, headers, number)
 
     large = BODY[:-1] + b', "x": "' + b"y" * 300_000 + b'"}'
     async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=slow) as running:
@@ -475,7 +475,7 @@ async def test_a_huge_request_does_not_keep_others_waiting() -> None:
 async def test_rules_that_fail_never_fail_a_request() -> None:
     """Fail open: the original bytes go out, a counter rises, a person is told once."""
 
-    def broken(_body: bytes, _path: str, _headers: list[tuple[str, str]]) -> RewriteResult:
+    def broken(_body: bytes, _path: str, _headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
         raise RuntimeError("bug")
 
     async with run_stub(answer(b"{}")) as stub, proxy(stub, strip=broken) as running:

@@ -9,8 +9,7 @@ import pickle
 import pytest
 
 from kvstack.bus import Bus
-from kvstack.prompt.warmup_request import head_digest
-from kvstack.proxy.request_log import FINGERPRINTED_BYTES, RequestLog
+from kvstack.proxy.request_log import RequestLog
 from kvstack.state.events import RequestEnded, RequestForwarded, RequestReceived, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State
 from kvstack.state.stack_state import StackState
@@ -99,12 +98,10 @@ async def test_the_conversations_are_remembered_by_what_their_prompts_begin_with
         send(bus, log, number, CHAT, body("S", str(number)), f"c{number % 30}")
     kept = pause.conversations()
     assert [conversation.request for conversation in kept] == list(range(39, 23, -1))
-    assert {conversation.head_fingerprint for conversation in kept} == {head_digest(body("S", "Hi"))}
+    assert len({conversation.head_fingerprint for conversation in kept}) == 1
     send(bus, log, 40, CHAT, body("other", "Hi"))
     assert pause.conversations()[0].head_fingerprint not in {None, kept[0].head_fingerprint}
-    send(bus, log, 41, "/v1/responses", body("S", "Hi"))
-    assert pause.conversations()[0].head_fingerprint is None
-    send(bus, log, 42, CHAT, body("S", "x" * FINGERPRINTED_BYTES))
+    send(bus, log, 41, CHAT, b"no JSON")
     assert pause.conversations()[0].head_fingerprint is None
     bus.publish(ServerSpawned(3.0, 2, ("llama-server",)))
     assert pause.conversations() == []

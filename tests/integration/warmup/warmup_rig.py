@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvstack.bus import Bus
-from kvstack.prompt.diff.previous import Compared
-from kvstack.prompt.engine import RewriteResult
-from kvstack.prompt.request.apis import api_of
+from kvstack.prompt.engine import apply_rules
+from kvstack.prompt.rules.compiler import compile_rules
+from kvstack.prompt.rules.ruleset import RuleSettings
 from kvstack.proxy.request_log import Bodies, LoggedRequest, RequestLog
 from kvstack.state.events import Event
 from kvstack.state.stack_state import StackState
 from tests.unit.state.story import Story
+
+NO_RULES = compile_rules([], RuleSettings())
 
 
 class Life(Story):
@@ -29,5 +33,5 @@ class Life(Story):
 
 def log_request(log: RequestLog, number: int, path: str, body: bytes, conversation: str | None = None) -> None:
     """Log a request on which no rule acted."""
-    rewritten = RewriteResult(body, api=api_of(path), conversation=conversation)
-    log.add(LoggedRequest(number, path, Compared(conversation), Bodies(body, rewritten)))
+    rewritten = replace(apply_rules(body, path, NO_RULES), conversation=conversation)
+    log.add(LoggedRequest.of(number, path, Bodies(body, rewritten)))

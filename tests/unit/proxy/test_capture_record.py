@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstack.prompt.rules.compiler import parse_pack
+from kvstack.prompt.engine import apply_rules
+from kvstack.prompt.rules.compiler import compile_rules, parse_pack
+from kvstack.prompt.rules.ruleset import RuleSettings
 from kvstack.proxy.capture_record import describing_headers, describing_query, record, to_line
 from kvstack.state.events import RequestReceived
 
 CHAT = "/v1/chat/completions"
+NO_RULES = compile_rules([], RuleSettings())
 RECEIVED = RequestReceived(1700000000.1234, 7, "POST", CHAT, "chat", "openclaw", "c1", 1, False, 0, 0, 0)
 
 
@@ -25,7 +28,8 @@ def line_of(
     """The line of a request."""
     pairs = [(name.encode(), value.encode()) for name, value in headers]
     scope = {"headers": pairs, "query_string": query}
-    return to_line(record(received, scope, body, max_body_bytes=2_000_000))
+    document = apply_rules(body, received.path, NO_RULES).document
+    return to_line(record(received, scope, body, document, max_body_bytes=2_000_000))
 
 
 def row_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvstack.prompt.diff.previous import Compared
 from kvstack.prompt.engine import RewriteResult
 from kvstack.proxy.request_log import REQUESTS_KEPT, Bodies, LoggedRequest, RequestLog
 
@@ -10,7 +9,7 @@ from kvstack.proxy.request_log import REQUESTS_KEPT, Bodies, LoggedRequest, Requ
 def add(log: RequestLog, number: int, size_bytes: int = 10) -> None:
     """A request with bodies of so many bytes in all."""
     body = b"x" * (size_bytes // 2)
-    log.add(LoggedRequest(number, "/completion", Compared(f"c{number}"), Bodies(body, RewriteResult(body))))
+    log.add(LoggedRequest.of(number, "/completion", Bodies(body, RewriteResult(body, conversation=f"c{number}"))))
 
 
 def with_bodies(log: RequestLog, last: int) -> list[int]:
