@@ -44,7 +44,6 @@ class LoggedRequest:
         path: Its path.
         conversation: Name of its conversation.
         difference: Where it left its conversation, or what it begins like.
-        head_fingerprint: Digest of its system texts and tools as sent.
         bodies: While it runs, and afterwards if they are kept.
         is_running: It has not ended.
     """
@@ -53,7 +52,6 @@ class LoggedRequest:
     path: str
     conversation: str | None
     difference: Divergence | None
-    head_fingerprint: str | None
     bodies: Bodies | None
     is_running: bool = True
 
@@ -61,7 +59,12 @@ class LoggedRequest:
     def of(cls, number: int, path: str, bodies: Bodies) -> LoggedRequest:
         """A request that begins."""
         rewritten = bodies.rewritten
-        return cls(number, path, rewritten.conversation, rewritten.difference, rewritten.head_fingerprint, bodies)
+        return cls(number, path, rewritten.conversation, rewritten.difference, bodies)
+
+    @property
+    def head_fingerprint(self) -> str | None:
+        """Digest of its system texts and tools as sent; None once its bodies are gone, or without such things."""
+        return self.bodies.rewritten.head_fingerprint if self.bodies is not None else None
 
 
 class RequestLog:
@@ -93,7 +96,7 @@ class RequestLog:
             request.is_running = False
             if request.bodies is not None:  # the bytes are kept, if at all, and not what was read of them as well
                 bodies = request.bodies
-                request.bodies = replace(bodies, rewritten=replace(bodies.rewritten, document=None))
+                request.bodies = replace(bodies, rewritten=replace(bodies.rewritten, document=None, _digest_head=None))
             self._trim()
 
     def get(self, number: int) -> LoggedRequest | None:

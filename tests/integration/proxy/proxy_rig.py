@@ -39,6 +39,7 @@ __all__ = [
     "closed_port",
     "exchange",
     "http",
+    "open_webui_strip",
     "openclaw_strip",
     "plain_strip",
     "proxy",
@@ -117,6 +118,13 @@ def openclaw_strip(body: bytes, path: str, headers: list[tuple[str, str]], numbe
     """The rule engine with OpenClaw's pack."""
     text = (resources.files("kvstack.packs") / "openclaw.toml").read_text(encoding="utf-8")
     rules = compile_rules([parse_pack(text, "openclaw.toml")], RuleSettings())
+    return apply_rules(body, path, rules, MEMORY, headers, number=number, formers=FORMER.requests)
+
+
+def open_webui_strip(body: bytes, path: str, headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
+    """The rule engine with Open WebUI's pack, which names side requests."""
+    text = (resources.files("kvstack.packs") / "open-webui.toml").read_text(encoding="utf-8")
+    rules = compile_rules([parse_pack(text, "open-webui.toml")], RuleSettings())
     return apply_rules(body, path, rules, MEMORY, headers, number=number, formers=FORMER.requests)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstack.prompt.engine import RewriteResult
 from kvstack.state.events import (
     AnswerSeen,
     LogFactSeen,
@@ -26,7 +25,16 @@ from kvstack.state.events import (
 )
 from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import SlotSelected, TaskLaunched
-from tests.integration.proxy.proxy_rig import BODY, CHAT, answer, exchange, http, openclaw_strip, plain_strip, proxy
+from tests.integration.proxy.proxy_rig import (
+    BODY,
+    CHAT,
+    answer,
+    exchange,
+    http,
+    open_webui_strip,
+    openclaw_strip,
+    proxy,
+)
 from tests.integration.stub_upstream import run_stub
 
 GRAFANA = Path(__file__).parents[3] / "configs" / "grafana" / "kvstack.json"
@@ -342,14 +350,12 @@ async def test_a_refusal_names_what_to_turn_on() -> None:
 
 async def test_a_side_request_does_not_continue_the_conversation() -> None:
     """A title request quotes the chat; the chat's next turn is laid beside the chat's last one."""
-
-    def label(body: bytes, path: str, headers: list[tuple[str, str]], number: int | None) -> RewriteResult:
-        stripped = plain_strip(body, path, headers, number)
-        return replace(stripped, side="title") if b"title" in body else stripped
-
-    async with run_stub(answer(ANSWER)) as stub, proxy(stub, strip=label) as running:
-        for body in (chat("S", 0), chat("title", 1), chat("S", 1)):
+    task = "### Task:\nGenerate a concise, 3-5 word title"
+    title = json.dumps({"messages": [{"role": "system", "content": "T"}, {"role": "user", "content": task}]}).encode()
+    async with run_stub(answer(ANSWER)) as stub, proxy(stub, strip=open_webui_strip) as running:
+        for body in (chat("S", 0), title, chat("S", 1)):
             await exchange(running.port, http("POST", CHAT, body))
     received = [event for event in running.events if isinstance(event, RequestReceived)]
+    assert [event.side for event in received] == [None, "title", None]
     assert [event.difference for event in received] == [None, None, None]
     assert received[0].conversation == received[2].conversation
