@@ -19,6 +19,7 @@ from typing import Any
 
 from kvstack.prompt.diff.difference import Divergence
 from kvstack.prompt.diff.previous import FormerRequests
+from kvstack.prompt.diff.segments import render, render_document
 from kvstack.prompt.memory.fingerprint import digest_item, link_up
 from kvstack.prompt.memory.state import Chain, ConversationState, Hints
 from kvstack.prompt.memory.store import ConversationMemory
@@ -147,7 +148,10 @@ def apply_rules(
 
 def _compared(result: RewriteResult, number: int, path: str, formers: FormerRequests) -> RewriteResult:
     try:
-        compared = formers.compare(number, result.body, path, result.conversation)
+        # Only what the rules have changed is read again: to derive it from the edits would mirror all their effects.
+        document = None if result.edits else result.document
+        segments = render(result.body, path) if document is None else render_document(document)
+        compared = formers.compare(number, segments, path, result.conversation)
     except Exception as error:  # what the rules made is sent anyway: it is only an explanation that is lost
         lost = f"A request could not be compared with its former one ({type(error).__name__})"
         return replace(result, warnings=(*result.warnings, lost))

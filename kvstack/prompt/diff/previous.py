@@ -16,7 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from kvstack.prompt.diff.difference import Divergence, diverge_rendered, likeness
-from kvstack.prompt.diff.segments import Segment, render
+from kvstack.prompt.diff.segments import Segment
 
 _SPOKEN = frozenset({"user", "assistant", "tool"})
 _HEAD = frozenset({"tools", "system"})
@@ -69,13 +69,7 @@ class FormerRequests:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._characters = 0
 
-    def compare(self, number: int, body: bytes, path: str, conversation: str | None) -> Compared:
-        """Compare a request that has to be read yet; see `compare_rendered`."""
-        return self.compare_rendered(number, render(body, path), path, conversation)
-
-    def compare_rendered(
-        self, number: int, segments: tuple[Segment, ...], path: str, conversation: str | None
-    ) -> Compared:
+    def compare(self, number: int, segments: tuple[Segment, ...], path: str, conversation: str | None) -> Compared:
         """
         Find the former request, compare, and remember this one in its place.
 

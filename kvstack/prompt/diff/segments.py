@@ -15,7 +15,7 @@ from typing import Any
 
 from kvstack.prompt.rawjson.scan import NotJson
 from kvstack.prompt.request.apis import api_of
-from kvstack.prompt.request.document import read_document, spell_path
+from kvstack.prompt.request.document import Document, read_document, spell_path
 from kvstack.prompt.request.message import Item
 
 _NO_TEXT = frozenset({"cache_control", "id", "status", "annotations", "call_id", "tool_call_id", "tool_use_id", "name"})
@@ -66,16 +66,20 @@ def render(body: bytes, path: str) -> tuple[Segment, ...]:
     if api is None:
         return ()
     try:
-        document = read_document(body.decode("utf-8"), api)
-        segments = list(_tools(document.top.get("tools")))
-        for item in document.items:
-            segments += _item(item)
+        return render_document(read_document(body.decode("utf-8"), api))
     except (NotJson, UnicodeDecodeError, RecursionError):
         return ()
-    if not document.items:
-        prompt = document.top.get("prompt", document.top.get("content"))
-        if isinstance(prompt, str):
-            segments.append(Segment("prompt", "prompt", prompt))
+
+
+def render_document(document: Document) -> tuple[Segment, ...]:
+    """Render a request that was read; a raw prompt is one segment, however it splits into turns."""
+    segments = _tools(document.top.get("tools"))
+    prompt_key = next((key for key in document.format.prompt_keys if key in document.top), None)
+    if prompt_key is not None:
+        prompt = document.top[prompt_key]
+        return (*segments, Segment("prompt", "prompt", prompt)) if isinstance(prompt, str) else tuple(segments)
+    for item in document.items:
+        segments += _item(item)
     return tuple(segments)
 
 

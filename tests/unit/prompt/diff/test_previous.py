@@ -8,6 +8,7 @@ import pytest
 
 from kvstack.prompt.diff.difference import Divergence
 from kvstack.prompt.diff.previous import FormerRequests
+from kvstack.prompt.diff.segments import render
 from kvstack.state.causes import Cause
 
 PATH = "/v1/chat/completions"
@@ -26,8 +27,8 @@ def body(system: str, turns: int, words: str = "question") -> bytes:
 def test_an_extension_has_a_former_request_and_no_divergence() -> None:
     """The good case."""
     former = FormerRequests()
-    assert former.compare(1, body("S", 0), PATH, "c1").former is None
-    compared = former.compare(2, body("S", 1), PATH, "c1")
+    assert former.compare(1, render(body("S", 0), PATH), PATH, "c1").former is None
+    compared = former.compare(2, render(body("S", 1), PATH), PATH, "c1")
     assert (compared.former, compared.divergence) == (1, None)
 
 
@@ -35,56 +36,56 @@ def test_a_clock_in_the_system_text_does_not_hide_the_conversation() -> None:
     """The rules' memory calls it new each time; what was said tells that it is not (FR-18)."""
     former = FormerRequests()
     system = "You are an agent.\nCurrent time: 2026-02-18 20:4{}\nKeep the rules."
-    former.compare(1, body(system.format(1), 0), PATH, "c1")
-    compared = former.compare(2, body(system.format(2), 1), PATH, "c2")
+    former.compare(1, render(body(system.format(1), 0), PATH), PATH, "c1")
+    compared = former.compare(2, render(body(system.format(2), 1), PATH), PATH, "c2")
     assert (compared.conversation, compared.former) == ("c1", 1)
     assert compared.divergence is not None
     assert (compared.divergence.cause, compared.divergence.path) == (Cause.CLOCK, "messages[0].content")
-    assert former.compare(3, body(system.format(3), 2), PATH, "c3").former == 2
+    assert former.compare(3, render(body(system.format(3), 2), PATH), PATH, "c3").former == 2
 
 
 def test_equal_first_words_are_no_conversation() -> None:
     """Two sessions that begin with the same words are two (CLIENTS.md: Pi and Hermes)."""
     former = FormerRequests()
-    former.compare(1, body("S", 0), PATH, "c1")
-    assert former.compare(2, body("S", 0), PATH, "c2").former is None
+    former.compare(1, render(body("S", 0), PATH), PATH, "c1")
+    assert former.compare(2, render(body("S", 0), PATH), PATH, "c2").former is None
 
 
 def test_the_longest_known_beginning_is_the_former_request() -> None:
     """A branch of a conversation continues where it was, not at its root."""
     former = FormerRequests()
-    former.compare(1, body("A", 0), PATH, "c1")
-    former.compare(2, body("B", 2), PATH, "c2")
-    assert former.compare(3, body("C", 3), PATH, "c3").former == 2
+    former.compare(1, render(body("A", 0), PATH), PATH, "c1")
+    former.compare(2, render(body("B", 2), PATH), PATH, "c2")
+    assert former.compare(3, render(body("C", 3), PATH), PATH, "c3").former == 2
 
 
 def test_another_endpoint_or_other_words_are_another_conversation() -> None:
     """Nothing is guessed."""
     former = FormerRequests()
-    former.compare(1, body("A", 0), PATH, "c1")
-    assert former.compare(2, body("B", 1), "/v1/messages", "c2").former is None
-    assert former.compare(3, body("B", 1, "other"), PATH, "c3").former is None
+    former.compare(1, render(body("A", 0), PATH), PATH, "c1")
+    assert former.compare(2, render(body("B", 1), "/v1/messages"), "/v1/messages", "c2").former is None
+    assert former.compare(3, render(body("B", 1, "other"), PATH), PATH, "c3").former is None
 
 
 def test_memory_is_bounded_in_count_and_characters() -> None:
     """The conversation that was silent longest is forgotten, and costs nothing but the comparison."""
     former = FormerRequests(max_conversations=2)
     for number in range(3):
-        former.compare(number, body("S", 0, f"words {number}"), PATH, f"c{number}")
-    assert former.compare(9, body("S", 1, "words 0"), PATH, "c0").former is None
+        former.compare(number, render(body("S", 0, f"words {number}"), PATH), PATH, f"c{number}")
+    assert former.compare(9, render(body("S", 1, "words 0"), PATH), PATH, "c0").former is None
     small = FormerRequests(max_characters=1000)
-    small.compare(1, body("S" * 900, 0, "one"), PATH, "c1")
-    small.compare(2, body("S" * 900, 0, "two"), PATH, "c2")
-    assert small.compare(3, body("S" * 900, 1, "one"), PATH, "c1").former is None
-    assert small.compare(4, body("S" * 900, 2, "one"), PATH, "c1").former == 3
+    small.compare(1, render(body("S" * 900, 0, "one"), PATH), PATH, "c1")
+    small.compare(2, render(body("S" * 900, 0, "two"), PATH), PATH, "c2")
+    assert small.compare(3, render(body("S" * 900, 1, "one"), PATH), PATH, "c1").former is None
+    assert small.compare(4, render(body("S" * 900, 2, "one"), PATH), PATH, "c1").former == 3
 
 
 def test_what_cannot_be_read_is_passed_over() -> None:
     """No prompt, no conversation, no error."""
     former = FormerRequests()
-    assert former.compare(1, b"{", PATH, "c1").former is None
-    assert former.compare(2, body("S", 0), PATH, None).conversation is None
-    assert former.compare(3, b"{}", "/v1/models", "c1").divergence is None
+    assert former.compare(1, render(b"{", PATH), PATH, "c1").former is None
+    assert former.compare(2, render(body("S", 0), PATH), PATH, None).conversation is None
+    assert former.compare(3, render(b"{}", "/v1/models"), "/v1/models", "c1").divergence is None
 
 
 LONG = "Keep the rules in mind and answer in plain words. " * 40
@@ -95,7 +96,7 @@ def differs(*bodies: bytes, path: str = PATH) -> Divergence | None:
     """Where the last of some requests, each the first of its conversation, parts from what is most similar to it."""
     former = FormerRequests()
     for number, one in enumerate(bodies, start=1):
-        compared = former.compare(number, one, path, f"c{number}")
+        compared = former.compare(number, render(one, path), path, f"c{number}")
         assert (compared.conversation, compared.former) == (f"c{number}", None)
     return compared.divergence
 
@@ -164,5 +165,5 @@ def test_a_new_conversation_that_is_not_nearly_like_another(bodies: tuple[bytes,
 def test_another_endpoint_renders_otherwise() -> None:
     """Its head was not meant to be shared."""
     former = FormerRequests()
-    former.compare(1, body(f"1a2b {LONG}", 0), PATH, "c1")
-    assert former.compare(2, body(f"3c4d {LONG}", 0), "/v1/messages", "c2").divergence is None
+    former.compare(1, render(body(f"1a2b {LONG}", 0), PATH), PATH, "c1")
+    assert former.compare(2, render(body(f"3c4d {LONG}", 0), "/v1/messages"), "/v1/messages", "c2").divergence is None
