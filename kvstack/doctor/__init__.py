@@ -1,16 +1,15 @@
 """
-The doctor: facts about a machine, a config and a server in, findings out.
+The doctor: facts about a machine, a config and a server -> findings. Pure.
 
-```
-facts.py     what is known, as values; everything may be unknown
-cache.py     does this configuration let the prompt cache work?
-memory.py    does it fit, with the system and the caches beside it?
-gpu.py       is the GPU there, is it the right one, and does it do the work?
-model.py     the model file and its chat template
-machine.py   kernel, ports, log level, proxy
-running.py   the stack as it runs now: does it serve, is it warm, what keeps its cache from working?
-failures.py  failure messages of server, driver and kernel, with their remedies
-```
+    facts             what is known, as values; everything may be unknown
+    cache             does this configuration let the prompt cache work?
+    memory            does it fit, with the system and the caches beside it?
+    gpu               is the GPU there, is it the right one, does it do the work?
+    model             the model file and its chat template
+    machine           kernel, ports, log level, proxy
+    running           the stack as it runs now: does it serve, is it warm, what keeps its cache from working?
+    recurring_misses  requests that lost to one cause -> the habit
+    failures          failure messages of server, driver and kernel, with their remedies
 
 A check is a function from `Facts` to findings, a finding is a value.  What is not known gives no finding.
 """

@@ -1,6 +1,4 @@
-"""
-The stack as it runs now, or as its last run ended: does it serve, is it warm, and what keeps its cache from working?
-"""
+"""The stack as it runs now, or how its last run ended: does it serve, is it warm, what keeps its cache from working?"""
 
 from __future__ import annotations
 

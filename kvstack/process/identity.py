@@ -67,9 +67,7 @@ def mark(owner: ProcessIdentity, serial: int) -> str:
 
 
 def marked(owner: ProcessIdentity, serial: int | None = None) -> set[ProcessIdentity]:
-    """
-    All live processes from the *serial*-th child of *owner*, or from any child of it; blocks for some milliseconds.
-    """
+    """All live processes from the *serial*-th child of *owner*, or from any child; blocks for some milliseconds."""
     wanted = mark(owner, 0)[:-1] if serial is None else mark(owner, serial)
 
     def carries(pid: int) -> bool:

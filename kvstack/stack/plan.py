@@ -87,9 +87,8 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
     warmup = load_warmup(config, config_path)
     notices = _doubts(config, warmup)
     if config.attached:
-        return Plan(
-            config, config_path, rules, warmup, Facts(config), notices=notices, no_snapshot="the server is not our own"
-        )
+        reason = "the server is not our own"
+        return Plan(config, config_path, rules, warmup, Facts(config), notices=notices, no_snapshot=reason)
     binary = find_binary(config, environ)
     env, env_notices = child_environment(config, environ)
     capabilities = probe(binary, env, cache_dir())

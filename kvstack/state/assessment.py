@@ -189,9 +189,7 @@ def judge(
 
 
 def is_next_to_nothing(cached_tokens: int, prompt_tokens: int) -> bool:
-    """
-    Whether so few tokens came from the cache that they say nothing: every chat begins with the same few of a template.
-    """
+    """Whether so few tokens were cached that they say nothing: every chat begins with the same few of a template."""
     return cached_tokens < max(1.0, min(32.0, prompt_tokens / 4))
 
 
@@ -353,9 +351,7 @@ def _judge_by_slot(reuse: _Reuse) -> Judgement:
 
 
 def _judge_repeated(reuse: _Reuse, slot_taken_by: Reason | None) -> Judgement:
-    """
-    Judge a request that repeats or edits a turn of its conversation; only what stands before that turn can be cached.
-    """
+    """Judge a request that repeats or edits a turn of its conversation; only what is before that turn can be cached."""
     if reuse.is_nothing:
         if reuse.holder_is_other:
             return Judgement(Verdict.EVICTED, slot_taken_by or Reason(ReasonKind.SLOT_LOST), reuse.evaluated)
@@ -370,9 +366,7 @@ def _judge_repeated(reuse: _Reuse, slot_taken_by: Reason | None) -> Judgement:
 
 
 def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
-    """
-    Judge the first request of a conversation, or the first since a restart: it can only share a prefix with others.
-    """
+    """Judge the first request of a conversation, or since a restart: it can only share a prefix with others."""
     cached = reuse.cached
     if reuse.is_like_nothing:
         return Judgement(Verdict.COLD, _why_cold(reuse), reuse.evaluated)

@@ -113,9 +113,7 @@ def write(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """
-    Talk for stderr: *text*, made safe for a terminal, and a line end.  A stderr that is gone is no reason to stop.
-    """
+    """Write *text* to stderr, safe for a terminal, with a line end.  A stderr that is gone is no reason to stop."""
     try:
         sys.stderr.write(_safe(text) + "\n")
         sys.stderr.flush()

@@ -108,9 +108,7 @@ def _identity(facts: Facts, props: Props, files: tuple[FileStamp, ...], tokens: 
 
 
 def server_files(facts: Facts) -> tuple[FileStamp, ...]:
-    """
-    What a server is started from, as it is now: the program and its libraries, the model, what its arguments name.
-    """
+    """What a server is started from, as it is now: program and libraries, model, files that its arguments name."""
     argv = facts.argv
     if not argv:
         return ()

@@ -1,6 +1,4 @@
-"""
-What goes wrong at and after the start: three-part messages, the documented exit codes, and no process left behind.
-"""
+"""What goes wrong at and after the start: three-part messages, documented exit codes, no process left behind."""
 
 from __future__ import annotations
 

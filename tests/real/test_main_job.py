@@ -1,6 +1,4 @@
-"""
-The product's claim on real servers: through kvstack an OpenClaw conversation is prefilled once, without it every turn.
-"""
+"""The product's claim on real servers: an OpenClaw conversation is prefilled once, without kvstack every turn."""
 
 from __future__ import annotations
 

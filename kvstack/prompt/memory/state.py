@@ -91,9 +91,7 @@ class ConversationState:
     dropped_fingerprint: DroppedFingerprint = NOTHING_DROPPED
 
     def pieces(self) -> Iterator[tuple[object, int]]:
-        """
-        Yield what this holds, with an estimate of the bytes that each piece takes; most are shared with former states.
-        """
+        """Yield what this holds with the estimated bytes of each piece; most are shared with former states."""
         yield self, 1024 + 16 * (len(self.appended) + len(self.placed))
         for values in (self.frozen, self.current, self.announced):
             for text in values.values():

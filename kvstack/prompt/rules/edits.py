@@ -174,9 +174,7 @@ def _added_part(document: Document, path: JsonPath, group: Sequence[Replacement]
 def _without_parts(
     document: Document, path: JsonPath, indices: Sequence[int], by_path: Mapping[JsonPath, Sequence[Replacement]]
 ) -> list[Edit]:
-    """
-    Drop content parts that a rule emptied, as the client would send a turn without them; the last one stays, empty.
-    """
+    """Drop content parts that a rule emptied, as the client would send a turn without them; the last one stays."""
     array = walk_array(document.text, document.locate(path)[0])
     gone = set(indices)
     if len(gone) == len(array.values):

@@ -81,8 +81,7 @@ def _file(target: str) -> str:
 
 def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], LastLog]:
     """What is known without the log, findings about what could not even be looked at, and the log."""
-    from kvstack.doctor import Facts, Finding, Severity  # noqa: PLC0415 - see above
-    from kvstack.llama.command.argv import child_environment, server_argv  # noqa: PLC0415 - see above
+    from kvstack.doctor import Facts  # noqa: PLC0415 - see above
     from kvstack.process.machine import (  # noqa: PLC0415 - see above
         LastLog,
         kernel_lines,
@@ -91,37 +90,11 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
         look_at_model,
         port_answers,
     )
-    from kvstack.process.models import resolve_model  # noqa: PLC0415 - see above
-    from kvstack.process.probe import find_binary, probe  # noqa: PLC0415 - see above
-    from kvstack.rundir import RunDir, cache_dir  # noqa: PLC0415 - see above
+    from kvstack.rundir import RunDir  # noqa: PLC0415 - see above
     from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - see above
 
     failed: list[Finding] = []
-
-    def failure(code: str, error: KvstackError) -> None:
-        failed.append(Finding(code, Severity.ERROR, error.what, error.fact, error.next_step))
-
-    capabilities: Capabilities | None = None
-    argv: tuple[str, ...] = ()
-    model_path: Path | None = None
-    if not config.attached:
-        try:
-            model_path = resolve_model(config, cache_dir())
-        except KvstackError as error:
-            failure("model-missing", error)
-        try:
-            binary = find_binary(config, os.environ)
-            env, _ = child_environment(config, os.environ)
-            capabilities = probe(binary, env, cache_dir())
-        except KvstackError as error:
-            failure("binary", error)
-        else:
-            try:
-                named = str(model_path or config.server.model or "")
-                argv = server_argv(config, capabilities, str(binary), named or None).argv
-            except KvstackError as error:
-                if "no device" not in error.what:  # which the checks say better
-                    failure("command", error)
+    model_path, capabilities, argv = (None, None, ()) if config.attached else _what_would_run(config, failed)
     run, status = _running(config.name)
     server = status.get("server") if status is not None else None
     server_url = server.get("url") if isinstance(server, Mapping) else None
@@ -153,6 +126,38 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
         bypassing_requests=_unclaimed(status),
     )
     return facts, failed, log
+
+
+def _what_would_run(config: Config, failed: list[Finding]) -> tuple[Path | None, Capabilities | None, tuple[str, ...]]:
+    """The model, what the binary can do, and the command; what cannot be found out is added to *failed*."""
+    from kvstack.doctor import Finding, Severity  # noqa: PLC0415 - see above
+    from kvstack.llama.command.argv import child_environment, server_argv  # noqa: PLC0415 - see above
+    from kvstack.process.models import resolve_model  # noqa: PLC0415 - see above
+    from kvstack.process.probe import find_binary, probe  # noqa: PLC0415 - see above
+    from kvstack.rundir import cache_dir  # noqa: PLC0415 - see above
+
+    def failure(code: str, error: KvstackError) -> None:
+        failed.append(Finding(code, Severity.ERROR, error.what, error.fact, error.next_step))
+
+    model_path: Path | None = None
+    try:
+        model_path = resolve_model(config, cache_dir())
+    except KvstackError as error:
+        failure("model-missing", error)
+    try:
+        binary = find_binary(config, os.environ)
+        env, _ = child_environment(config, os.environ)
+        capabilities = probe(binary, env, cache_dir())
+    except KvstackError as error:
+        failure("binary", error)
+        return model_path, None, ()
+    try:
+        named = str(model_path or config.server.model or "")
+        return model_path, capabilities, server_argv(config, capabilities, str(binary), named or None).argv
+    except KvstackError as error:
+        if "no device" not in error.what:  # which the checks say better
+            failure("command", error)
+        return model_path, capabilities, ()
 
 
 def _running(name: str) -> tuple[RunFile | None, Mapping[str, Any] | None]:
