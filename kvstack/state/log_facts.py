@@ -100,16 +100,6 @@ class PrefillTimed(LogFact):
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeProgressed(LogFact):
-    """A running decode."""
-
-    slot: int
-    task: int
-    generated_tokens: int
-    tokens_per_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeTimed(LogFact):
     """A finished decode."""
 
@@ -119,16 +109,6 @@ class DecodeTimed(LogFact):
     generated_tokens: int
     tokens_per_s: float | None = None
     """As the server counts it: newer builds leave the first token out."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTimed(LogFact):
-    """How speculative decoding did."""
-
-    slot: int
-    task: int
-    accepted_tokens: int
-    drafted_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +220,6 @@ class PromptTruncated(LogFact):
 
 
 @dataclass(frozen=True, slots=True)
-class RamCacheSaved(LogFact):
-    """A slot's content is being copied to the RAM cache."""
-
-    tokens: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class RamCacheSearched(LogFact):
     """The RAM cache is searched for a prompt that fits better than the slot's content does."""
 
@@ -290,15 +262,6 @@ class RamCacheState(LogFact):
 
 
 @dataclass(frozen=True, slots=True)
-class RamCacheEntry(LogFact):
-    """One prompt in the RAM cache."""
-
-    tokens: int
-    checkpoints: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class CacheRamLimited(LogFact):
     """How large the RAM cache may grow, in bytes; 0 is off, None is no limit."""
 
@@ -320,18 +283,6 @@ class SlotCreated(LogFact):
 
     slot: int
     ctx_per_slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLoaded(LogFact):
-    """The model is in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerListening(LogFact):
-    """The server accepts connections."""
-
-    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,13 +321,6 @@ class BufferAllocated(LogFact):
 @dataclass(frozen=True, slots=True)
 class ServerWarned(LogFact):
     """A warning that explains what the cache cannot do."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFailed(LogFact):
-    """A line that says why the server will not run."""
 
     text: str
 

@@ -18,7 +18,7 @@ RAM_CACHE: tuple[Pattern, ...] = (
     pattern(
         "RAM cache saves",
         "- saving prompt with length <INT>, total state size = <NUM> MiB<*>",
-        lambda m, slot, task: facts.RamCacheSaved(int(m.group(1)), mib(m.group(2))),
+        None,
         "b6700 (October 2025) on",
         " - saving prompt with length 2407, total state size = 0.349 MiB (draft: 0.000 MiB)",
     ),
@@ -81,7 +81,7 @@ RAM_CACHE: tuple[Pattern, ...] = (
     pattern(
         "RAM cache entry",
         "- prompt <*>: <INT> tokens, checkpoints: <INT>, <NUM> MiB",
-        lambda m, slot, task: facts.RamCacheEntry(int(m.group(1)), int(m.group(2)), mib(m.group(3))),
+        None,
         "b6700 (October 2025) on",
         "   - prompt 0x5622e71d5fe0:    2407 tokens, checkpoints:  3,     0.433 MiB",
     ),

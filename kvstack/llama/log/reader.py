@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kvstack.llama.log.lines import LineSplitter, clean_line, split_glued
 from kvstack.llama.log.pattern import Pattern, index
-from kvstack.llama.log.server import BARE, LOADING
+from kvstack.llama.log.server import LOADING
 from kvstack.llama.log.table import SERVER, SLOT
 from kvstack.llama.log.tasks import TIMING
 from kvstack.state.log_facts import LogFact, UnknownRecord
@@ -170,13 +170,6 @@ class LogReader:
                 if start >= 0:
                     self._timing_line(line[start:][:_MESSAGE_KEPT], self._timing, facts)
                     return True
-        text = line.lstrip()[:_MESSAGE_KEPT]
-        for pattern in BARE:
-            if text.startswith(pattern.head) and (match := pattern.regex.match(text)):
-                fact = pattern.make(match, -1, None) if pattern.make is not None else None
-                if fact is not None:
-                    facts.append(fact)
-                return True
         return False
 
     def _timing_line(self, message: str, owner: tuple[int, int], facts: list[LogFact]) -> None:

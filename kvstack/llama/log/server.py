@@ -14,10 +14,6 @@ def _warned(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact:
     return facts.ServerWarned(m.group(0).strip())
 
 
-def _fatal(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact:
-    return facts.ServerFailed(m.group(0).strip())
-
-
 _BUFFERS: Mapping[str, Literal["model", "kv", "recurrent", "compute", "output"]] = {
     "model": "model",
     "KV": "kv",
@@ -88,21 +84,6 @@ SERVER: tuple[Pattern, ...] = (
         lambda m, slot, task: facts.SlotsInitialised(int(m.group(1)), int(m.group(2)), m.group(3) == "true"),
         "b9847 on",
         "initializing, n_slots = 4, n_ctx_slot = 8192, kv_unified = 'false'",
-    ),
-    pattern("loaded", "model loaded", lambda m, slot, task: facts.ModelLoaded(), "b9246 on", "model loaded"),
-    pattern(
-        "listening",
-        "listening on <ANY>",
-        lambda m, slot, task: facts.ServerListening(m.group(1)),
-        "b9847 on",
-        "listening on http://127.0.0.1:18120",
-    ),
-    pattern(
-        "listening",
-        "server is listening on <ANY>",
-        lambda m, slot, task: facts.ServerListening(m.group(1).split(" ")[0]),
-        "2025 to b9785",
-        "server is listening on http://127.0.0.1:18120",
     ),
     pattern(
         "asleep",
@@ -175,29 +156,6 @@ SERVER: tuple[Pattern, ...] = (
         "2026",
         "--cache-idle-slots requires --cache-ram, disabling",
     ),
-    pattern(
-        "fatal",
-        "failed to load model, <*>",
-        _fatal,
-        "2025 on",
-        "failed to load model, 'nope.gguf'",
-    ),
-    pattern("fatal", "failed to load draft model, <*>", _fatal, "2025 on", "failed to load draft model, 'draft.gguf'"),
-    pattern(
-        "fatal",
-        "failed to load multimodal model, <*>",
-        _fatal,
-        "2025 on",
-        "failed to load multimodal model, 'mmproj.gguf'",
-    ),
-    pattern(
-        "fatal",
-        "couldn't bind HTTP server socket, <*>",
-        _fatal,
-        "2025 on",
-        "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18120",
-    ),
-    pattern("fatal", "exiting due to <*>", _fatal, "2025 on", "exiting due to model loading error"),
     pattern("end", "cleaning up before exit<*>", None, "2025 on", "cleaning up before exit..."),
     pattern("end", "operator(): cleaning up before exit<*>", None, "2025 on", "operator(): cleaning up before exit..."),
 )
@@ -226,41 +184,5 @@ LOADING: tuple[Pattern, ...] = (
         "2025 on; from b9246 trace level",
         "     Vulkan0 model buffer size =     0.21 MiB",
     ),
-    pattern(
-        "fatal",
-        "error loading model: <*>",
-        _fatal,
-        "2025 on",
-        "error loading model: tensor 'output.weight' data is not within the file bounds,"
-        " model is corrupted or incomplete",
-    ),
-    pattern(
-        "fatal",
-        "failed to open GGUF file <*>",
-        _fatal,
-        "2026",
-        "failed to open GGUF file 'nope.gguf' (No such file or directory)",
-    ),
 )
 """Messages behind any other `FUNCTION: `, of the libraries that load the model."""
-
-BARE: tuple[Pattern, ...] = (
-    pattern("fatal", "error: <*>", _fatal, "2025 on", "error: invalid argument: --no-mmap"),
-    pattern(
-        "fatal",
-        "error while handling argument <*>",
-        _fatal,
-        "2025 on",
-        'error while handling argument "--device": invalid device: Vulkan7',
-    ),
-    pattern("fatal", "AMX is not ready to be used!", _fatal, "builds for other CPUs", "AMX is not ready to be used!"),
-    pattern(
-        "fatal",
-        "terminate called <*>",
-        _fatal,
-        "2025 on",
-        "terminate called after throwing an instance of 'vk::DeviceLostError'",
-    ),
-    pattern("fatal", "what():  <*>", _fatal, "2025 on", "  what():  vk::Queue::submit: ErrorDeviceLost"),
-)
-"""Lines without any prefix, which a dying process writes past the log."""

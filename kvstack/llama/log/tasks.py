@@ -64,14 +64,6 @@ def _decode(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact | No
     return facts.DecodeTimed(slot, task, amount(m.group(1)), int(m.group(2)), amount(m.group(3)))
 
 
-def _decoding(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact | None:
-    return None if task is None else facts.DecodeProgressed(slot, task, int(m.group(1)), amount(m.group(2)))
-
-
-def _drafted(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact | None:
-    return None if task is None else facts.DraftTimed(slot, task, int(m.group(1)), int(m.group(2)))
-
-
 def _released(m: re.Match[str], slot: int, task: int | None) -> facts.LogFact | None:
     return None if task is None else facts.SlotReleased(slot, task, int(m.group(1)), m.group(2) != "0")
 
@@ -101,14 +93,14 @@ TIMING: tuple[Pattern, ...] = (
     pattern(
         "speculative decoding",
         "draft acceptance rate = <*>( <INT> accepted / <INT> generated)<*>",
-        _drafted,
+        None,
         "2025 to b9093",
         "draft acceptance rate = 0.73684 (   14 accepted /    19 generated)",
     ),
     pattern(
         "speculative decoding",
         "draft acceptance = <*>( <INT> accepted / <INT> generated)<*>",
-        _drafted,
+        None,
         "b9254 on",
         "draft acceptance = 0.73684 (   14 accepted /    19 generated), mean len =  2.75",
     ),
@@ -269,7 +261,7 @@ TASKS: tuple[Pattern, ...] = (
     pattern(
         "decode progress",
         "n_decoded = <INT>, tg = <NUM> t/s<*>",
-        _decoding,
+        None,
         "b9246 to b10331",
         "n_decoded =    100, tg =  20.00 t/s, tg_3s =  19.87 t/s",
     ),
@@ -283,14 +275,14 @@ TASKS: tuple[Pattern, ...] = (
     pattern(
         "decode progress",
         "n_decoded = <INT>",
-        lambda m, slot, task: None if task is None else facts.DecodeProgressed(slot, task, int(m.group(1))),
+        None,
         "some builds, at the first token",
         "n_decoded = 1",
     ),
     pattern(
         "decode progress",
         "n_gen = <INT>, tg = <NUM> t/s<*>",
-        _decoding,
+        None,
         "b10434 on",
         "n_gen =    100, tg =  20.00 t/s, tg_3s =  19.87 t/s",
     ),

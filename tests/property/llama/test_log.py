@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvstack.llama.log.lines import LineSplitter
 from kvstack.llama.log.reader import LogReader
-from kvstack.llama.log.server import BARE, LOADING
+from kvstack.llama.log.server import LOADING
 from kvstack.llama.log.table import SERVER, SLOT
 from tests.property.budget import examples
 
@@ -20,7 +20,7 @@ NUMBERS = st.sampled_from(["0", "-1", "2404", "0.915", "1.0", "-nan", "nan", "in
 @st.composite
 def mutated_samples(draw: st.DrawFn) -> str:
     """A real message with other numbers, or cut, behind some prefix."""
-    pattern = draw(st.sampled_from((*SLOT, *SERVER, *LOADING, *BARE)))
+    pattern = draw(st.sampled_from((*SLOT, *SERVER, *LOADING)))
     parts: list[str] = []
     number = ""
     for character in pattern.sample + " ":

@@ -51,7 +51,7 @@ def test_counts(name: str) -> None:
     wanted = EXPECTED[name]["counts"]
     assert {kind: found[kind] for kind in wanted} == wanted
     extra = found.keys() - wanted.keys()
-    assert extra <= {"BufferAllocated", "SlotCreated", "RamCacheEntry", "CacheRamLimited", "ServerFailed"}
+    assert extra <= {"BufferAllocated", "SlotCreated", "CacheRamLimited"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -112,19 +112,3 @@ def test_a_gpu_is_used_only_where_a_device_line_says_so() -> None:
     assert not any(isinstance(fact, facts.DeviceUsed) for fact in without)
     buffers = [fact for fact in with_gpu if isinstance(fact, facts.BufferAllocated)]
     assert [(fact.device, fact.size_bytes) for fact in buffers if fact.kind == "kv"] == [("Vulkan0", 1048576)]
-
-
-def test_why_a_server_did_not_start() -> None:
-    """The line that names the cause is found, also where the help of an option follows it."""
-    causes = {
-        "b10068-dense-fail-badvalue": 'error while handling argument "--cache-ram": stoi',
-        "b11434-dense-fail-nommap": "error: invalid argument: --no-mmap",
-        "b10068-dense-vulkan-baddev": 'error while handling argument "--device": invalid device: Vulkan7',
-        "b10092-dense-sigill": "AMX is not ready to be used!",
-        "b10068-dense-fail-missing": "failed to open GGUF file 'nope.gguf' (No such file or directory)",
-        "b10068-hybrid-fail-portshared-second": "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18120",
-    }
-    for name, text in causes.items():
-        failed = [fact.text for fact in read(name) if isinstance(fact, facts.ServerFailed)]
-        assert failed, name
-        assert failed[0] == text

@@ -77,7 +77,6 @@ def test_timings_in_one_block(prefix: str, wrapper: str) -> None:
     assert read(text) == (
         facts.PrefillTimed(3, 42, 16743.45, 33191),
         facts.DecodeTimed(3, 42, 161.86, 8, 49.43),
-        facts.DraftTimed(3, 42, 3, 8),
         facts.SlotReleased(3, 42, 33198),
     )
 
