@@ -19,7 +19,6 @@ from kvstack.errors import ConfigError, Problem
 
 Where = Literal["system", "tools", "first user", "user head", "user tail", "message"]
 Action = Literal["drop", "constant", "freeze", "coarsen", "tail", "sticky", "place", "observe"]
-Dialect = Literal["chat", "responses", "messages", "completion"]
 Switch = Literal["strip_message_ids", "strip_timestamps"]
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -160,8 +159,8 @@ class RuleSpec(_Spec):
     stable: bool = False
     """For `drop` in user texts: the client keeps the target in its history, so it keeps conversations apart."""
 
-    dialects: Annotated[tuple[Dialect, ...], Field(min_length=1)] = ("chat", "responses", "messages", "completion")
-    """Where it applies."""
+    dialects: tuple[str, ...] = ()
+    """The APIs where it applies; none for all."""
 
     switch: Switch | None = None
     """The setting that governs it."""
@@ -249,7 +248,7 @@ class RulePatch(_Spec):
     inside: Name | None = None
     same: Patterns | None = None
     stable: bool | None = None
-    dialects: tuple[Dialect, ...] | None = None
+    dialects: tuple[str, ...] | None = None
     switch: Switch | None = None
     any_client: bool | None = None
     enabled: bool | None = None

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from kvstack.config.rules import PackSpec, RulePatch, RuleSpec, merge_rule, parse_pack_spec
 from kvstack.errors import ConfigError, Problem
 from kvstack.prompt.pattern.pattern import Pattern, PatternError, compile_pattern
+from kvstack.prompt.request.apis import Api
 from kvstack.prompt.rules.leading_blocks import Block, LeadingBlockReader
 from kvstack.prompt.rules.ruleset import Client, Rule, RuleSet, RuleSettings, SearchTable, Side
 
@@ -197,7 +198,7 @@ def _by_block(rules: Sequence[Rule]) -> dict[str, list[Rule]]:
 def _positions(rules: Iterable[Rule]) -> dict[tuple[str, str], tuple[Rule, ...]]:
     found: dict[tuple[str, str], tuple[Rule, ...]] = {}
     for rule in rules:
-        for dialect in rule.spec.dialects:
+        for dialect in rule.spec.dialects or tuple(Api):
             key = (rule.spec.where, dialect)
             found[key] = (*found.get(key, ()), rule)
     return found
@@ -248,6 +249,8 @@ def _rule(
     same = _compile(spec.same, f"{path}.same", problems) if spec.same else ()
     if spec.inside is not None and spec.inside not in blocks:
         problems.add(f"{path}.inside", f"there is no block {spec.inside!r} in this pack")
+    for name in set(spec.dialects).difference(Api):
+        problems.add(f"{path}.dialects", f"there is no dialect {name!r}; dialects are: {', '.join(Api)}")
     return [Rule(spec, block, client, origin, _active(spec, settings), same)] if block is not None else []
 
 

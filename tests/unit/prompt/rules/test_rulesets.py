@@ -327,3 +327,13 @@ def test_coarsen_leaves_the_day(ruled: Ruled, pattern: str, text: str, left: str
     body = json.dumps({"messages": [{"role": "system", "content": f"Be kind. {text}\nMore."}]}).encode()
     sent = json.loads(apply_rules(body, "/v1/chat/completions", ruled(added=(rule,))).body)
     assert sent["messages"][0]["content"] == f"Be kind. {left}\nMore."
+
+
+def test_a_dialect_that_there_is_not_is_named() -> None:
+    """A rule for an API that no request has would never act."""
+    patch = RulePatch(name="mine.a", where="system", pattern=("x",), action="drop", dialects=("chat", "chatt"))
+    with pytest.raises(ConfigError) as caught:
+        compile_rules([], RuleSettings(added=(patch,)))
+    (problem,) = caught.value.problems
+    assert problem.path == "rules.add.0.dialects"
+    assert "'chatt'" in problem.message
