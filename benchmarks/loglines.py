@@ -23,6 +23,7 @@ from kvstack.llama.log.reader import LogReader
 from kvstack.process.child import Child
 from kvstack.rundir import RawLog
 from kvstack.state.events import LogFactSeen, LogLineSeen
+from kvstack.state.records import ProxyView
 from kvstack.state.stack_state import StackState
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "log"
@@ -71,7 +72,7 @@ def parse(data: bytes) -> int:
 
 def reduce_all(data: bytes) -> int:
     """Read a log and reduce every line and fact into the Snapshot, with one subscriber that never reads."""
-    bus = Bus(StackState("benchmark", "http://127.0.0.1:1"))
+    bus = Bus(StackState("benchmark", ProxyView("http://127.0.0.1:1")))
     bus.subscribe()
     return sum(deliver(bus, LogReader(), piece) for piece in chunks(data))
 
@@ -104,7 +105,7 @@ async def flood(
     """
     took = directory / f"{name}.took"
     raw = RawLog(directory / f"{name}.log", max_bytes=1 << 30)
-    bus = Bus(StackState("benchmark", "http://127.0.0.1:1"))
+    bus = Bus(StackState("benchmark", ProxyView("http://127.0.0.1:1")))
     for _ in range(subscribers):
         bus.subscribe()
     readers: dict[int, LogReader] = {}

@@ -38,7 +38,7 @@ def judged_rows(rows: Iterable[RequestRow]) -> list[RequestRow]:
     judged = [
         row
         for row in rows
-        if row.api is not None and row.verdict is not None and row.verdict.info.concerns_cache and row.prompt_tokens
+        if row.api is not None and row.verdict is not None and row.verdict.info.concerns_cache and row.tokens.prompt
     ]
     return [row for row in judged if row.side is None] or judged
 
@@ -51,14 +51,14 @@ def habits(rows: Iterable[RequestRow]) -> list[Habit]:
     """
     grouped: dict[tuple[Verdict, Cause | None, str | None], list[RequestRow]] = {}
     for row in judged_rows(rows):
-        nothing = is_next_to_nothing(row.cached_tokens or 0, row.prompt_tokens or 0)
-        if row.verdict is None or row.verdict.info.level == "good" or not (row.lost_tokens or nothing):
+        nothing = is_next_to_nothing(row.tokens.cached or 0, row.tokens.prompt or 0)
+        if row.verdict is None or row.verdict.info.level == "good" or not (row.tokens.lost or nothing):
             continue
-        change = row.difference if row.verdict is Verdict.PARTIAL else None
+        change = row.change.difference if row.verdict is Verdict.PARTIAL else None
         place = (None, None) if change is None else (change.cause, change.path)
         grouped.setdefault((row.verdict, *place), []).append(row)
     found = [
-        Habit(verdict, cause, path, len(group), sum(row.lost_tokens or 0 for row in group), group[-1])
+        Habit(verdict, cause, path, len(group), sum(row.tokens.lost or 0 for row in group), group[-1])
         for (verdict, cause, path), group in grouped.items()
         if len(group) > 1
     ]

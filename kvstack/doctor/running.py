@@ -74,7 +74,7 @@ def reuse(facts: Facts) -> Iterator[Finding]:
         return
     habit = found[0]
     cause = habit.verdict.info.recurring if habit.cause is None else f"{habit.cause} in {habit.path}"
-    cached, prompt = sum(row.cached_tokens or 0 for row in rows), sum(row.prompt_tokens or 0 for row in rows)
+    cached, prompt = sum(row.tokens.cached or 0 for row in rows), sum(row.tokens.prompt or 0 for row in rows)
     yield Finding(
         "cache-missed",
         Severity.WARNING,

@@ -45,6 +45,7 @@ from kvstack.state.explain import explain
 from kvstack.state.lifecycle import State
 from kvstack.state.records import RequestRow
 from kvstack.state.stack_state import StackState
+from kvstack.state.status_json import encode
 from kvstack.state.totals import is_late
 
 EVENT_PAUSE_S = 15.0
@@ -114,7 +115,7 @@ Endpoint = Callable[[Context, Request], Awaitable[Response]]
 
 
 async def _status(context: Context, _: Request) -> Response:
-    return AsciiJson(context.stack.stack_state().to_dict(), headers={"cache-control": "no-store"})
+    return AsciiJson(encode(context.stack.stack_state()), headers={"cache-control": "no-store"})
 
 
 async def _warmup(context: Context, _: Request) -> Response:
@@ -172,11 +173,10 @@ async def _request(context: Context, request: Request) -> Response:
     row = _row(stack_state, number)
     if row is None:
         return _answer(404, "error", _which(stack_state, number))
-    before = stack_state.row(row.before) if row.before is not None else None
+    before = stack_state.row(row.change.before) if row.change.before is not None else None
     server = stack_state.server
     explanation = explain(row, before, stack_state.prefill_tokens_per_s, server.slots, attached=server.is_attached)
-    data: dict[str, Any] = {"explanation": explanation.to_dict()}
-    data["request"] = next(one for one in stack_state.to_dict()["requests"] if one["id"] == row.id)
+    data: dict[str, Any] = {"explanation": encode(explanation), "request": encode(row)}
     logged = context.log.get(row.id)
     if wants_text and logged is not None and logged.difference is not None:
         data["divergence"] = asdict(logged.difference)
@@ -310,7 +310,7 @@ async def _event_stream(subscription: Subscription) -> AsyncIterator[str]:
     Log lines are left out: they are many, and `kvstack logs -f` follows them.  The stream ends when the stack stops.
     """
     with subscription:
-        yield _message("Snapshot", subscription.stack_state.to_dict())
+        yield _message("Snapshot", encode(subscription.stack_state))
         dropped = 0
         while True:
             try:
@@ -321,7 +321,7 @@ async def _event_stream(subscription: Subscription) -> AsyncIterator[str]:
             if subscription.dropped > dropped:
                 # This reader was too slow and has a gap: the whole picture again closes it.
                 dropped = subscription.dropped
-                yield _message("Snapshot", subscription.current().to_dict())
+                yield _message("Snapshot", encode(subscription.current()))
             if isinstance(event, LogLineSeen):
                 continue
             yield _message(type(event).__name__, _fields(event))
@@ -330,7 +330,7 @@ async def _event_stream(subscription: Subscription) -> AsyncIterator[str]:
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    fields = asdict(event)
+    fields: dict[str, Any] = encode(event)
     if isinstance(event, LogFactSeen):
         fields["kind"] = type(event.fact).__name__
     return fields

@@ -98,10 +98,10 @@ def _of_the_cache(stack_state: StackState) -> Iterator[Metric]:
     yield _counter("kvstack_prefill_lost_seconds", "Prefill that a better reuse would have saved", totals.cost_s)
     ratio = totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else None
     yield _gauge("kvstack_reuse_ratio", "Cached tokens / prompt tokens since the start", ratio)
-    placed = next((row for row in reversed(stack_state.requests) if row.is_over or row.slot is not None), None)
+    placed = next((row for row in reversed(stack_state.requests) if row.is_over or row.work is not None), None)
     text = "LCP similarity (sim_best) of the newest request that is over or has a slot; absent if it had none"
     yield _gauge("kvstack_lcp_similarity_ratio", text, placed.lcp_similarity_ratio if placed is not None else None)
-    waits = (row.ttft_ms / 1000 for row in reversed(stack_state.requests) if row.ttft_ms is not None)
+    waits = (row.timing.ttft_ms / 1000 for row in reversed(stack_state.requests) if row.timing.ttft_ms is not None)
     yield _gauge("kvstack_ttft_seconds", "Time to first token of the last request that had one", next(waits, None))
     rules = CounterMetricFamily("kvstack_rule_hits", "What each rule did", labels=["rule"])
     for rule, count in sorted(totals.rules.items()):

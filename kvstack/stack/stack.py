@@ -48,7 +48,7 @@ from kvstack.state.events import (
     WarmupStarted,
 )
 from kvstack.state.lifecycle import State
-from kvstack.state.records import ServerView
+from kvstack.state.records import ProxyView, ServerView
 from kvstack.state.stack_state import StackState
 from kvstack.upstream import PROBE_TIMEOUT_S, Health, Upstream, UpstreamError
 from kvstack.warmup.pause import Pause
@@ -77,7 +77,7 @@ class Stack:
         self._raw_log = RawLog(self._run_dir.log_path)
         self._token = new_token()
         server = ServerView(url=config.upstream_url, is_attached=config.attached)
-        self.bus = Bus(StackState(config.name, config.proxy_url, server=server))
+        self.bus = Bus(StackState(config.name, ProxyView(config.proxy_url), server=server))
         self._upstream = Upstream(config.upstream_url, config.server.api_key)
         self._log = RequestLog(config.proxy.keep_bodies)
         self._pause = Pause(self.bus, self._log if plan.snapshot_dir is not None else None)

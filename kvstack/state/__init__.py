@@ -10,8 +10,8 @@ What happened: events go in, one value of the whole stack comes out.  Pure; noth
     attribution    log facts and answers in, who works for whom out: slots, tasks and their requests
     request_stats  a request and its task in, its figures out
     totals         requests in, sums and decode speeds out
-    stack_state    the stack's state as a whole, and its shape as JSON
-    status_json    that JSON in, the stack's state out
+    stack_state    the stack's state as a whole
+    status_json    the state in, its JSON out, and back
     assessment     a request in, its figures, verdict and reason out
     reducer        state and event in, the next state out; the only way to a new one
     explain        a request in, sentences out

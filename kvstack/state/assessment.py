@@ -46,7 +46,7 @@ def judged(stack_state: StackState, row: RequestRow) -> RequestRow:
         row = compose(row, task)
     if not row.is_over:
         return row
-    before = stack_state.row(row.before) if row.before is not None else None
+    before = stack_state.row(row.change.before) if row.change.before is not None else None
     judgement = judge(
         row,
         task,
@@ -58,27 +58,31 @@ def judged(stack_state: StackState, row: RequestRow) -> RequestRow:
         threshold_ratio=stack_state.server.similarity_threshold_ratio,
     )
     # What was lost was evaluated by this very request: its own rate is the best.
-    own = row.evaluated_tokens * 1000.0 / row.prefill_ms if row.evaluated_tokens and row.prefill_ms else None
+    own = (
+        row.tokens.evaluated * 1000.0 / row.timing.prefill_ms
+        if row.tokens.evaluated and row.timing.prefill_ms
+        else None
+    )
     settled = (
         row.api is None
         or row.phase == "failed"
         or not has_log(stack_state)
         or (task is not None and task.released and (task.is_proved or not _has_figures(row.answer)))
     )
-    cost_s, saved_s = row.cost_s, row.saved_s
+    timing = replace(row.timing, ttft_ms=ttft_ms(row))
     if not row.is_counted:
-        cost_s = seconds(judgement.lost_tokens, own or join.prefill_tokens_per_s)
-        saved_s = seconds(row.cached_tokens, join.prefill_tokens_per_s or own)
+        timing = replace(
+            timing,
+            cost_s=seconds(judgement.lost_tokens, own or join.prefill_tokens_per_s),
+            saved_s=seconds(row.tokens.cached, join.prefill_tokens_per_s or own),
+        )
     return replace(
         row,
         verdict=judgement.verdict,
         reason=judgement.reason,
-        ttft_ms=ttft_ms(row),
-        lost_tokens=judgement.lost_tokens,
-        cost_s=cost_s,
-        saved_s=saved_s,
+        tokens=replace(row.tokens, lost=judgement.lost_tokens, processed=None),
+        timing=timing,
         is_counted=row.is_counted or settled,
-        processed_tokens=None,
         settled=settled,
     )
 
@@ -102,12 +106,13 @@ def _has_figures(answer: AnswerSeen | None) -> bool:
 
 def _taken_by(stack_state: StackState, row: RequestRow, before: RequestRow | None) -> Reason | None:
     """Who used the slot of the conversation's former request after it."""
-    if before is None or before.slot is None:
+    if before is None or before.work is None:
         return None
+    slot, last, own = before.work.slot, before.work.task, None if row.work is None else row.work.task
     after = [
         task
         for task in stack_state.join.tasks
-        if task.slot == before.slot and task.task != row.task and not task.is_child and _came_after(task.task, before)
+        if task.slot == slot and task.task != own and not task.is_child and task.task > last
     ]
     if not after:
         return None
@@ -121,10 +126,6 @@ def _taken_by(stack_state: StackState, row: RequestRow, before: RequestRow | Non
         return None
     who = other.side or other.client or other.path
     return Reason(ReasonKind.SLOT_LOST_TO_REQUEST, request=other.id, client=who)
-
-
-def _came_after(task: int, before: RequestRow) -> bool:
-    return before.task is not None and task > before.task
 
 
 def warm_tokens(stack_state: StackState) -> int | None:
@@ -177,7 +178,7 @@ def judge(
         return Judgement(Verdict.CANCELLED, Reason(ReasonKind.CLIENT_LEFT))
     if row.phase == "failed" or row.error is not None or (row.status or 200) >= 400:
         return Judgement(Verdict.FAILED)
-    prompt, cached, evaluated = row.prompt_tokens, row.cached_tokens, row.evaluated_tokens
+    prompt, cached, evaluated = row.tokens.prompt, row.tokens.cached, row.tokens.evaluated
     if prompt is None or cached is None or evaluated is None:
         return Judgement(
             Verdict.UNKNOWN, Reason(ReasonKind.NO_FIGURES if log_is_read else ReasonKind.NO_FIGURES_IN_ANSWER)
@@ -209,7 +210,7 @@ class _Reuse:
     @property
     def begins(self) -> bool:
         """Whether it is the first request of its conversation, as far as anybody knows."""
-        return self.before is None and not self.row.repeats
+        return self.before is None and not self.row.change.repeats
 
     @property
     def is_nothing(self) -> bool:
@@ -242,7 +243,7 @@ class _Reuse:
 
     @property
     def differs_in_last_item(self) -> bool:
-        difference = self.row.difference
+        difference = self.row.change.difference
         return difference is not None and not difference.is_in_head and difference.item == self.row.items - 1
 
     @property
@@ -279,12 +280,12 @@ class _Reuse:
     def expected(self) -> int | None:
         """What should have been cached, or None if nothing says so."""
         before = self.before
-        if before is None or not self.same_run or before.prompt_tokens is None:
+        if before is None or not self.same_run or before.tokens.prompt is None:
             return None
-        left = before.prompt_tokens
-        if before.phase == "cancelled" and before.cached_tokens is not None and before.evaluated_tokens is not None:
+        left = before.tokens.prompt
+        if before.phase == "cancelled" and before.tokens.cached is not None and before.tokens.evaluated is not None:
             # Its client left during the prefill: only the part that was evaluated by then is there.
-            left = min(left, before.cached_tokens + before.evaluated_tokens)
+            left = min(left, before.tokens.cached + before.tokens.evaluated)
         return min(left, self.prompt - 1)
 
     @property
@@ -319,7 +320,7 @@ def _judge_reuse(reuse: _Reuse, slot_taken_by: Reason | None, boundary: int | No
         if cached >= expected - SLACK_TOKENS and not reuse.is_nothing:
             return Judgement(Verdict.HIT, None, 0)
         return _judge_loss(reuse, expected, slot_taken_by, log_is_read=log_is_read)
-    if row.difference is not None:
+    if row.change.difference is not None:
         if reuse.differs_in_last_item and kept_short <= SLACK_TOKENS and not reuse.is_nothing:
             return Judgement(Verdict.HIT, None, 0)  # the newest turn in other words: all that was evaluated is new
         if reuse.begins:
@@ -330,10 +331,12 @@ def _judge_reuse(reuse: _Reuse, slot_taken_by: Reason | None, boundary: int | No
         lost = max((likely or reuse.held or reuse.prompt - 1) - cached, 0)
         if reuse.is_nothing and reuse.before is not None:
             return Judgement(Verdict.COLD, _why_cold(reuse), lost)  # whatever changed: the server was another one
-        return _judge_change(reuse, row.difference, lost, slot_taken_by, is_known=row.repeats and log_is_read)
+        return _judge_change(
+            reuse, row.change.difference, lost, slot_taken_by, is_known=row.change.repeats and log_is_read
+        )
     if row.conversation is None:
         return _judge_by_slot(reuse)
-    if row.repeats:
+    if row.change.repeats:
         return _judge_repeated(reuse, slot_taken_by)
     return _judge_first(reuse, boundary)
 
@@ -387,8 +390,8 @@ def _judge_first(reuse: _Reuse, boundary: int | None) -> Judgement:
 def _judge_loss(reuse: _Reuse, expected: int, slot_taken_by: Reason | None, *, log_is_read: bool) -> Judgement:
     """Judge a request that found less than the former request of its conversation left."""
     lost = max(expected - reuse.cached, 0)
-    if reuse.row.difference is not None:
-        return _judge_change(reuse, reuse.row.difference, lost, slot_taken_by, is_known=log_is_read)
+    if reuse.row.change.difference is not None:
+        return _judge_change(reuse, reuse.row.change.difference, lost, slot_taken_by, is_known=log_is_read)
     if not log_is_read or reuse.task is None:
         # Without the log nobody can tell an eviction from a template that renders the history anew.
         return Judgement(Verdict.COLD if reuse.is_nothing else Verdict.PARTIAL, Reason(ReasonKind.NOT_IN_CACHE), lost)
@@ -428,8 +431,8 @@ def _how_far(reuse: _Reuse) -> Reason:
 def _why_cold(reuse: _Reuse) -> Reason:
     if reuse.before is not None and not reuse.same_run:
         return Reason(ReasonKind.SERVER_RESTARTED)
-    if reuse.row.warm_tokens and reuse.task is not None:
+    if reuse.row.tokens.warm and reuse.task is not None:
         return Reason(ReasonKind.OTHER_PROMPT_WARMED)
-    if reuse.row.conversation is not None and not reuse.row.repeats:
+    if reuse.row.conversation is not None and not reuse.row.change.repeats:
         return Reason(ReasonKind.FIRST_REQUEST)
     return Reason(ReasonKind.NOTHING_ALIKE)

@@ -370,6 +370,10 @@ def _checkpoint_erased(join: Join, fact: facts.CheckpointErased) -> Join:
     return join.with_slot(fact.slot, lambda s: replace(s, checkpoints=max(s.checkpoints - 1, 0)))
 
 
+def _emptied(slot: SlotView) -> SlotView:
+    return SlotView(slot.slot, task=slot.task, running_prompt_tokens=slot.running_prompt_tokens)
+
+
 def _slept(join: Join, fact: facts.ServerSlept) -> Join:
     return replace(join, slots=()) if fact.asleep else join  # the KV cache is lost
 
@@ -433,6 +437,7 @@ def _occupied(slot: SlotView, task: TaskView, owner: RequestRow | None) -> SlotV
     return replace(
         slot,
         task=task.task,
+        running_prompt_tokens=None,
         processed_tokens=None,
         tokens_per_s=None,
         conversation=owner.conversation if owner is not None else None,
@@ -483,6 +488,7 @@ def _release(join: Join, fact: facts.SlotReleased) -> Join:
             lambda s: replace(
                 s,
                 task=None,
+                running_prompt_tokens=None,
                 processed_tokens=None,
                 tokens_per_s=None,
                 conversation=former.holder,
@@ -497,6 +503,7 @@ def _release(join: Join, fact: facts.SlotReleased) -> Join:
         lambda s: replace(
             s,
             task=None,
+            running_prompt_tokens=None,
             processed_tokens=None,
             tokens_per_s=None,
             tokens=fact.total_tokens,
@@ -512,6 +519,9 @@ _JOIN_CHANGES: Mapping[type[facts.LogFact], Callable[[Join, Any], Join]] = {
     facts.RamCacheSearched: _compare,
     facts.RamCacheHit: _ram_cache_hit,
     facts.RestoreFailed: _restore_failed,
+    facts.PromptStarted: lambda join, fact: join.with_slot(
+        fact.slot, lambda s: replace(s, running_prompt_tokens=fact.prompt_tokens) if s.task == fact.task else s
+    ),
     facts.ReusePoint: lambda join, fact: join.with_slot(
         fact.slot, lambda s: replace(s, processed_tokens=fact.cached_tokens)
     ),
@@ -520,7 +530,7 @@ _JOIN_CHANGES: Mapping[type[facts.LogFact], Callable[[Join, Any], Join]] = {
     facts.SlotReleased: _release,
     facts.CheckpointCreated: _checkpoint_created,
     facts.CheckpointErased: _checkpoint_erased,
-    facts.SlotCleared: lambda join, fact: join.with_slot(fact.slot, lambda s: replace(SlotView(s.slot), task=s.task)),
+    facts.SlotCleared: lambda join, fact: join.with_slot(fact.slot, _emptied),
     facts.ServerSlept: _slept,
 }
 """What a fact changes of the slots and of the rest."""

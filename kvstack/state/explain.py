@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from kvstack.state.causes import Cause
 from kvstack.state.events import Difference
@@ -32,15 +31,6 @@ class Explanation:
     verdict: str | None
     headline: str
     parts: tuple[Part, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {
-            "request": self.request,
-            "verdict": self.verdict,
-            "headline": self.headline,
-            "parts": [{"title": part.title, "sentences": list(part.sentences)} for part in self.parts],
-        }
 
 
 def explain(
@@ -77,9 +67,9 @@ def _headline(row: RequestRow) -> str:
         return "The request is still running."
     if row.verdict is Verdict.RESTORED and _begins(row):
         return "The cache worked: a former prompt that begins like this one came back from the RAM cache."
-    if row.verdict is Verdict.PARTIAL and row.cached_tokens == 0:
+    if row.verdict is Verdict.PARTIAL and row.tokens.cached == 0:
         return "The prompt leaves what was in the cache so early that nothing of it could be used."
-    if row.verdict is Verdict.COLD and row.cached_tokens:
+    if row.verdict is Verdict.COLD and row.tokens.cached:
         return "Next to nothing of this prompt came from the cache."  # (what every chat begins with)
     return row.verdict.info.headline
 
@@ -92,7 +82,7 @@ def reason_words(row: RequestRow) -> str | None:
     if reason is None:
         return None
     return REASONS[reason.kind].format(
-        difference=row.difference,
+        difference=row.change.difference,
         matched=reason.matched_tokens or 0,
         kept=reason.kept_tokens or 0,
         request=reason.request,
@@ -106,7 +96,7 @@ def _was_restarted(row: RequestRow) -> bool:
 
 def _begins(row: RequestRow) -> bool:
     """Whether it is the first request of its conversation, as far as anybody knows."""
-    return row.before is None and not row.repeats
+    return row.change.before is None and not row.change.repeats
 
 
 def _request(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
@@ -115,28 +105,29 @@ def _request(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
     yield f"Request {row.id}{who}{kind}: {row.method} {row.path} with {_plural(row.items, 'item')}."
     if before is not None:
         yield f"It continues the conversation of request {before.id}, which had {_plural(before.items, 'item')}."
-    elif row.before is not None:
-        yield f"It continues the conversation of request {row.before}, which is not remembered any more."
-    elif row.repeats:
+    elif row.change.before is not None:
+        yield f"It continues the conversation of request {row.change.before}, which is not remembered any more."
+    elif row.change.repeats:
         yield "It repeats or edits a turn of a conversation that is known."
     elif row.verdict in {Verdict.HIT, Verdict.RESTORED}:
         # The same first turn once more begins a conversation, as far as anybody can tell: but not for the cache.
         yield "Its prompt begins like one that was evaluated before."
     elif row.conversation is not None:
         yield "It is the first request of its conversation."
-    if row.items_modified:
+    if row.stripped.items_modified:
         what = [
             text
             for count, text in (
-                (row.ts_removed, _plural(row.ts_removed, "timestamp")),
-                (row.msg_ids_removed, _plural(row.msg_ids_removed, "message id")),
+                (row.stripped.ts_removed, _plural(row.stripped.ts_removed, "timestamp")),
+                (row.stripped.msg_ids_removed, _plural(row.stripped.msg_ids_removed, "message id")),
             )
             if count
         ]
         removed = f" ({' and '.join(what)} removed)" if what else ""
-        yield f"The rules changed {_plural(row.items_modified, 'item')} of it{removed}."
-    if row.rules:
-        yield f"Rules that found something: {', '.join(f'{rule} {count}' for rule, count in row.rules)}."
+        yield f"The rules changed {_plural(row.stripped.items_modified, 'item')} of it{removed}."
+    if row.stripped.rules:
+        counts = ", ".join(f"{rule} {count}" for rule, count in row.stripped.rules.items())
+        yield f"Rules that found something: {counts}."
 
 
 def _failure(row: RequestRow) -> Iterator[str]:
@@ -152,21 +143,21 @@ def _failure(row: RequestRow) -> Iterator[str]:
 
 
 def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
-    if row.difference is not None and _begins(row):
+    if row.change.difference is not None and _begins(row):
         yield (
             "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
-            f" {row.difference}{_behind(row)}."
+            f" {row.change.difference}{_behind(row)}."
         )
-    elif row.difference is not None:
-        yield f"It differs from the former request: {row.difference}{_behind(row)}."
+    elif row.change.difference is not None:
+        yield f"It differs from the former request: {row.change.difference}{_behind(row)}."
     elif before is not None:
         yield "Nothing: it only adds to the former request."
 
 
 def _behind(row: RequestRow) -> str:
-    if row.difference is None:
+    if row.change.difference is None:
         return ""
-    kinds = " and ".join(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in row.difference.behind)
+    kinds = " and ".join(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in row.change.difference.behind)
     return f", and {kinds} behind it" if kinds else ""
 
 
@@ -201,20 +192,20 @@ def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
             yield "The context was full before the answer was whole."
         if task.cancelled and task.rejected is None:
             yield "It noticed that the client was gone and stopped."
-    if row.prompt_tokens is not None and row.cached_tokens is not None and row.evaluated_tokens is not None:
+    if row.tokens.prompt is not None and row.tokens.cached is not None and row.tokens.evaluated is not None:
         yield (
-            f"Of {_tokens(row.prompt_tokens)} in the prompt, {row.cached_tokens:,} came from the cache"
-            f" and {row.evaluated_tokens:,} were evaluated{_in_time(row.prefill_ms)}."
+            f"Of {_tokens(row.tokens.prompt)} in the prompt, {row.tokens.cached:,} came from the cache"
+            f" and {row.tokens.evaluated:,} were evaluated{_in_time(row.timing.prefill_ms)}."
         )
-    if row.decode_tokens_per_s is not None and row.generated_tokens is not None:
-        yield f"It wrote {_tokens(row.generated_tokens)} at {row.decode_tokens_per_s:.1f} tokens/s."
+    if row.timing.decode_tokens_per_s is not None and row.tokens.generated is not None:
+        yield f"It wrote {_tokens(row.tokens.generated)} at {row.timing.decode_tokens_per_s:.1f} tokens/s."
 
 
 def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]:
     said = f" (sim_best {task.similarity_ratio:.3f})" if task.similarity_ratio is not None else ""
     held, more = "", "; that did not begin enough like this prompt"
     if task.holder_is_warmup:
-        warm = f" of {_tokens(row.warm_tokens)}" if row.warm_tokens else ""
+        warm = f" of {_tokens(row.tokens.warm)}" if row.tokens.warm else ""
         held = f", which held the warm-up's prefix{warm}"
     elif task.holder_request is not None:
         held = f", which held request {task.holder_request}"
@@ -243,38 +234,38 @@ def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]
 
 
 def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
-    if row.saved_s:
-        yield f"The cache saved {_seconds(row.saved_s)} of prefill."
-    if row.lost_tokens:
-        spent = f", which took {_seconds(row.cost_s)}" if row.cost_s is not None else ""
+    if row.timing.saved_s:
+        yield f"The cache saved {_seconds(row.timing.saved_s)} of prefill."
+    if row.tokens.lost:
+        spent = f", which took {_seconds(row.timing.cost_s)}" if row.timing.cost_s is not None else ""
         if row.verdict is Verdict.COLD:
-            yield f"{_tokens(row.lost_tokens)} were evaluated{spent}."
-            if row.warm_tokens is None:
+            yield f"{_tokens(row.tokens.lost)} were evaluated{spent}."
+            if row.tokens.warm is None:
                 yield "A warm-up does that beforehand for what requests share."
         elif row.verdict is Verdict.PARTIAL and _begins(row):
             # It shares a prefix with others at best: how long that could be nobody knows exactly.
-            yield f"Up to {_tokens(row.lost_tokens)} were evaluated that could have been cached{spent}."
+            yield f"Up to {_tokens(row.tokens.lost)} were evaluated that could have been cached{spent}."
         else:
-            yield f"{_tokens(row.lost_tokens)} were evaluated that could have been cached{spent}."
-    elif row.verdict is Verdict.PARTIAL and row.evaluated_tokens:
+            yield f"{_tokens(row.tokens.lost)} were evaluated that could have been cached{spent}."
+    elif row.verdict is Verdict.PARTIAL and row.tokens.evaluated:
         yield "As far as is known, none of what was evaluated had been in the cache."
     yield from _waiting(row)
-    if row.saved_s and row.cached_tokens:
-        rate = row.cached_tokens / row.saved_s  # as it was when the request was over
+    if row.timing.saved_s and row.tokens.cached:
+        rate = row.tokens.cached / row.timing.saved_s  # as it was when the request was over
         yield f"What was saved is an estimate by this run's prefill rate, {rate:,.0f} tokens/s then."
-    elif row.cost_s and row.prefill_ms is None and rate is not None:
+    elif row.timing.cost_s and row.timing.prefill_ms is None and rate is not None:
         yield f"The seconds are an estimate by this run's prefill rate, {rate:,.0f} tokens/s."
 
 
 def _waiting(row: RequestRow) -> Iterator[str]:
-    whole = None if row.duration_ms is None else _seconds(row.duration_ms / 1000)
-    first = None if row.ttft_ms is None else _seconds(row.ttft_ms / 1000)
+    whole = None if row.timing.duration_ms is None else _seconds(row.timing.duration_ms / 1000)
+    first = None if row.timing.ttft_ms is None else _seconds(row.timing.ttft_ms / 1000)
     if row.phase in {"failed", "cancelled"} or row.verdict is Verdict.FAILED:
         if first is not None:
             yield f"The first token came after {first}."
         if whole is not None:
             yield f"The client left after {whole}." if row.phase == "cancelled" else f"It failed after {whole}."
-    elif row.is_streamed or whole is None:
+    elif row.timing.is_streamed or whole is None:
         if first is not None:
             yield f"The first token came after {first}."
     else:
@@ -292,23 +283,23 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
         yield from row.verdict.info.advice
     match row.verdict:
         case Verdict.PARTIAL:
-            if row.difference is not None:
-                yield from _against_change(row, row.difference)
-            elif row.warm_tokens and _begins(row):
+            if row.change.difference is not None:
+                yield from _against_change(row, row.change.difference)
+            elif row.tokens.warm and _begins(row):
                 yield (
-                    f"{_tokens(row.warm_tokens)} were warm, but this prompt leaves them early:"
+                    f"{_tokens(row.tokens.warm)} were warm, but this prompt leaves them early:"
                     " record one request of this client, system prompt and tools, for warmup.request_file."
                 )
             else:
                 yield "Warm up with a recording of this client (warmup.request_file): its system prompt and tools."
         case Verdict.COLD:
-            if row.warm_tokens:
+            if row.tokens.warm:
                 lost = "" if row.work is not None else ", or that had lost its place by then"
                 yield (
-                    f"{_tokens(row.warm_tokens)} were warm, but this prompt is another one than the warmed one{lost}."
+                    f"{_tokens(row.tokens.warm)} were warm, but this prompt is another one than the warmed one{lost}."
                     " If it is this client's that should be warm, record one of its requests for warmup.request_file."
                 )
-            elif row.warm_tokens == 0:
+            elif row.tokens.warm == 0:
                 yield (
                     "What had been warmed up had lost its slot to other conversations by then: `kvstack warmup`"
                     " evaluates it again, and more room for the RAM cache (server.cache_ram_mib) keeps it."
@@ -318,7 +309,7 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
             else:
                 yield "Set warmup.request_file (or warmup.system_prompt), so that the prefix is evaluated at the start."
         case Verdict.CANCELLED:
-            if row.evaluated_tokens or row.work is not None:
+            if row.tokens.evaluated or row.work is not None:
                 yield "What was evaluated is kept: the same request goes on from there."
         case Verdict.FAILED:
             yield from _after_failure(row, log)

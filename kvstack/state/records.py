@@ -8,94 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from kvstack.state.events import AnswerSeen, Difference
+from kvstack.state.status_json import INTERNAL
 from kvstack.state.verdict import Reason, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRow:
-    """One request, as far as it is known by now."""
-
-    id: int
-    time_s: float
-    method: str
-    path: str
-    api: str | None = None
-    client: str | None = None
-    conversation: str | None = None
-    side: str | None = None
-    stream: bool = False
-    items: int = 0
-    ts_removed: int = 0
-    msg_ids_removed: int = 0
-    items_modified: int = 0
-    rules: tuple[tuple[str, int], ...] = ()
-    """What each rule did, counted."""
-    difference: Difference | None = None
-    """From its conversation's former request, as the proxy saw it; of one that begins a conversation: how its system
-    text and tools differ from the most similar recent ones."""
-    before: int | None = None
-    """Number of the newest request of the conversation that had fewer items: the one that this can extend."""
-    repeats: bool = False
-    """Whether the conversation had a request of as many items already: a retry, or an edit."""
-    run: int = 0
-    """Number of the server process that it was sent to."""
-    phase: str = "received"
-    """`received`, `forwarded`, `answering`, then an outcome: `done`, `cancelled`, `failed`."""
-    status: int | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    evaluated_tokens: int | None = None
-    generated_tokens: int | None = None
-    lcp_similarity_ratio: float | None = None
-    prefill_ms: float | None = None
-    ttft_ms: float | None = None
-    """Of an answer in one piece: reckoned from its end and the time that the decode took."""
-    is_streamed: bool = False
-    """Whether the answer's first token was seen on its way to the client."""
-    duration_ms: float | None = None
-    """From the receipt to the end."""
-    decode_ms: float | None = None
-    decode_tokens_per_s: float | None = None
-    slot: int | None = None
-    task: int | None = None
-    processed_tokens: int | None = None
-    """Of a running prefill: tokens of the prompt that are in the slot, reused ones included."""
-    prefill_tokens_per_s: float | None = None
-    verdict: Verdict | None = None
-    """None while the request runs."""
-    reason: Reason | None = None
-    """Why, where a verdict needs it."""
-    lost_tokens: int | None = None
-    """Tokens that were evaluated though they had been in the cache, or should have been."""
-    cost_s: float | None = None
-    """Seconds that the lost tokens took, by the request's own prefill rate, or that of this run."""
-    saved_s: float | None = None
-    """Seconds that the cached tokens would have taken, by the prefill rate of this run."""
-    is_counted: bool = False
-    """Whether its seconds are in the totals: they do not change any more."""
-    warm_tokens: int | None = None
-    """What a warm-up had made warm when it was sent to the server; 0 if that had lost its slot by then."""
-    error: str | None = None
-    settled: bool = False
-    """Whether the verdict is final: the request is over, and all that the log says of it is read."""
-    answer: AnswerSeen | None = None
-    """What the answer said of itself."""
-    work: TaskView | None = None
-    """What the log said of its task."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the client has its answer, or left."""
-        return self.phase in {"done", "cancelled", "failed"}
-
-    @property
-    def reuse_ratio(self) -> float | None:
-        """Cached tokens / prompt tokens, 0 to 1."""
-        if not self.prompt_tokens or self.cached_tokens is None:
-            return None
-        return min(self.cached_tokens / self.prompt_tokens, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +70,128 @@ class TaskView:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens of a request, counted."""
+
+    derived: ClassVar = ("reuse_ratio",)
+
+    prompt: int | None = None
+    cached: int | None = None
+    evaluated: int | None = None
+    generated: int | None = None
+    processed: int | None = None
+    """Of a running prefill: tokens of the prompt that are in the slot, reused ones included."""
+    lost: int | None = None
+    """Tokens that were evaluated though they had been in the cache, or should have been."""
+    warm: int | None = None
+    """What a warm-up had made warm when it was sent to the server; 0 if that had lost its slot by then."""
+
+    @property
+    def reuse_ratio(self) -> float | None:
+        """Cached tokens / prompt tokens, 0 to 1."""
+        if not self.prompt or self.cached is None:
+            return None
+        return min(self.cached / self.prompt, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a request took, and what the cache saved and lost of that."""
+
+    prefill_ms: float | None = None
+    ttft_ms: float | None = None
+    """Of an answer in one piece: reckoned from its end and the time that the decode took."""
+    is_streamed: bool = False
+    """Whether the answer's first token was seen on its way to the client."""
+    duration_ms: float | None = None
+    """From the receipt to the end."""
+    decode_ms: float | None = None
+    decode_tokens_per_s: float | None = None
+    cost_s: float | None = None
+    """Seconds that the lost tokens took, by the request's own prefill rate, or that of this run."""
+    saved_s: float | None = None
+    """Seconds that the cached tokens would have taken, by the prefill rate of this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the client changed since the conversation's former request."""
+
+    difference: Difference | None = None
+    """From its conversation's former request, as the proxy saw it; of one that begins a conversation: how its system
+    text and tools differ from the most similar recent ones."""
+    before: int | None = None
+    """Number of the newest request of the conversation that had fewer items: the one that this can extend."""
+    repeats: bool = False
+    """Whether the conversation had a request of as many items already: a retry, or an edit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripped:
+    """What the rules did to a request."""
+
+    ts_removed: int = 0
+    msg_ids_removed: int = 0
+    items_modified: int = 0
+    rules: Mapping[str, int] = field(default_factory=dict)
+    """What each rule did, counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One request, as far as it is known by now."""
+
+    derived: ClassVar = ("lcp_similarity_ratio",)
+
+    id: int
+    time_s: float
+    method: str
+    path: str
+    api: str | None = None
+    client: str | None = None
+    conversation: str | None = None
+    side: str | None = None
+    stream: bool = False
+    items: int = 0
+    run: int = 0
+    """Number of the server process that it was sent to."""
+    phase: str = "received"
+    """`received`, `forwarded`, `answering`, then an outcome: `done`, `cancelled`, `failed`."""
+    status: int | None = None
+    error: str | None = None
+    verdict: Verdict | None = None
+    """None while the request runs."""
+    reason: Reason | None = None
+    """Why, where a verdict needs it."""
+    settled: bool = False
+    """Whether the verdict is final: the request is over, and all that the log says of it is read."""
+    tokens: Tokens = Tokens()
+    timing: Timing = Timing()
+    change: Change = Change()
+    stripped: Stripped = field(default_factory=Stripped)
+    work: TaskView | None = None
+    """What the log said of its task."""
+    answer: AnswerSeen | None = field(default=None, metadata=INTERNAL)
+    """What the answer said of itself."""
+    is_counted: bool = field(default=False, metadata=INTERNAL)
+    """Whether its seconds are in the totals: they do not change any more."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client has its answer, or left."""
+        return self.phase in {"done", "cancelled", "failed"}
+
+    @property
+    def lcp_similarity_ratio(self) -> float | None:
+        """How much of its prompt the server found in the slot when it chose that; llama-server's `sim_best`."""
+        return None if self.work is None else self.work.similarity_ratio
+
+
+@dataclass(frozen=True, slots=True)
 class SlotView:
     """What a slot holds, and for whom."""
+
+    derived: ClassVar = ("is_busy",)
 
     slot: int
     tokens: int | None = None
@@ -169,10 +206,24 @@ class SlotView:
     """The prefill was broken off: the slot holds only a part of the prompt."""
     task: int | None = None
     """The running task."""
+    running_prompt_tokens: int | None = None
+    """Of the running task's prompt."""
     processed_tokens: int | None = None
     """Of a running prefill."""
     tokens_per_s: float | None = None
     checkpoints: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a task runs in it."""
+        return self.task is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyView:
+    """What clients connect to."""
+
+    url: str = "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +245,11 @@ class ServerView:
     layers_total: int | None = None
     rss_bytes: int | None = None
     similarity_threshold_ratio: float | None = None
-    buffers: Mapping[str, int] = field(default_factory=dict)
-    """Bytes per kind and device, for example `kv Vulkan0`, as the log tells them."""
+    buffers_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Per kind and device, for example `kv Vulkan0`, as the log tells them."""
     warnings: tuple[str, ...] = ()
     asleep: bool = False
-    argv: tuple[str, ...] = ()
+    argv: tuple[str, ...] = field(default=(), metadata=INTERNAL)
     started_s: float | None = None
 
 

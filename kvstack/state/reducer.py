@@ -1,8 +1,7 @@
 """
 The one picture of a stack: what the dashboard draws, `status` prints and the metrics count.
 
-`reduce` is the only way to a new state.  `StackState.to_dict` is the documented shape of `GET /kvstack/status` and of
-the `data` in `kvstack status --json`; what is not known is null there.
+`reduce` is the only way to a new state.
 """
 
 from __future__ import annotations
@@ -36,12 +35,14 @@ from kvstack.state.events import (
 )
 from kvstack.state.lifecycle import State
 from kvstack.state.records import (
+    Change,
     RamCacheView,
     RequestRow,
     ServerView,
+    Stripped,
     WarmupView,
 )
-from kvstack.state.stack_state import WITHOUT_SERVER, StackState, add_notice
+from kvstack.state.stack_state import WITHOUT_SERVER, StackState, add_notice, publish_join
 from kvstack.state.totals import account, add_seconds, is_late
 from kvstack.state.verdict import Verdict
 
@@ -55,6 +56,10 @@ WARNINGS_KEPT = 20
 
 def reduce(stack_state: StackState, event: Event) -> StackState:
     """The picture after *event*.  Never raises; an event of a request that is forgotten changes nothing of it."""
+    return publish_join(_reduce(stack_state, event))
+
+
+def _reduce(stack_state: StackState, event: Event) -> StackState:
     match event:
         case LogLineSeen():
             return replace(stack_state, log_lines=(*stack_state.log_lines[-(LOG_LINES_KEPT - 1) :], event.text))
@@ -86,7 +91,7 @@ def reduce(stack_state: StackState, event: Event) -> StackState:
         case WarmupJudged():
             return _judged_warmup(stack_state, event)
         case Notice():
-            return add_notice(stack_state, event.time_s, event.level, event.text)
+            return add_notice(stack_state, event)
         case _:
             assert_never(event)
 
@@ -221,14 +226,9 @@ def _received(stack_state: StackState, event: RequestReceived) -> StackState:
         side=event.side,
         stream=event.stream,
         items=event.items,
-        ts_removed=event.ts_removed,
-        msg_ids_removed=event.msg_ids_removed,
-        items_modified=event.items_modified,
-        rules=tuple(hits.items()),
-        difference=event.difference,
-        before=before,
-        repeats=any(row.items >= event.items for row in former),
         run=stack_state.join.run,
+        change=Change(event.difference, before, repeats=any(row.items >= event.items for row in former)),
+        stripped=Stripped(event.ts_removed, event.msg_ids_removed, event.items_modified, hits),
     )
     rules = dict(stack_state.totals.rules)
     for rule, count in hits.items():
@@ -253,7 +253,8 @@ def _received(stack_state: StackState, event: RequestReceived) -> StackState:
 def _forwarded(row: RequestRow, stack_state: StackState) -> RequestRow:
     if row.is_over:
         return row
-    return replace(row, phase="forwarded", run=stack_state.join.run, warm_tokens=warm_tokens(stack_state))
+    tokens = replace(row.tokens, warm=warm_tokens(stack_state))
+    return replace(row, phase="forwarded", run=stack_state.join.run, tokens=tokens)
 
 
 def _ended(row: RequestRow, event: RequestEnded) -> RequestRow:
@@ -261,16 +262,14 @@ def _ended(row: RequestRow, event: RequestEnded) -> RequestRow:
         return row
     duration_ms = max(event.time_s - row.time_s, 0.0) * 1000.0
     error = row.error or event.error
-    return replace(row, phase=event.outcome, status=event.status, duration_ms=duration_ms, error=error)
+    timing = replace(row.timing, duration_ms=duration_ms)
+    return replace(row, phase=event.outcome, status=event.status, timing=timing, error=error)
 
 
 def _first_byte(row: RequestRow, time_s: float) -> RequestRow:
-    return replace(
-        row,
-        phase=row.phase if row.is_over else "answering",
-        ttft_ms=row.ttft_ms if row.is_streamed else max(time_s - row.time_s, 0.0) * 1000.0,
-        is_streamed=True,
-    )
+    ttft_ms = row.timing.ttft_ms if row.timing.is_streamed else max(time_s - row.time_s, 0.0) * 1000.0
+    timing = replace(row.timing, ttft_ms=ttft_ms, is_streamed=True)
+    return replace(row, phase=row.phase if row.is_over else "answering", timing=timing)
 
 
 def _answered(stack_state: StackState, event: AnswerSeen) -> StackState:
@@ -382,7 +381,7 @@ def _note_fact(stack_state: StackState, fact: facts.LogFact, time_s: float) -> S
         case facts.ServerWarned() if fact.text not in stack_state.server.warnings:
             warnings = (*stack_state.server.warnings[-(WARNINGS_KEPT - 1) :], fact.text)
             stack_state = replace(stack_state, server=replace(stack_state.server, warnings=warnings))
-            return add_notice(stack_state, time_s, "warning", f"llama-server: {fact.text}")
+            return add_notice(stack_state, Notice(time_s, "warning", f"llama-server: {fact.text}"))
         case facts.CacheRamLimited():
             return replace(stack_state, ram_cache=replace(stack_state.ram_cache, limit_bytes=fact.limit_bytes))
         case facts.RamCacheState():
@@ -428,7 +427,9 @@ def _note_server(server: ServerView, fact: facts.LogFact) -> ServerView:
             return replace(server, layers_offloaded=fact.layers, layers_total=fact.layers_total)
         case facts.BufferAllocated():
             key = f"{fact.kind} {fact.device}"
-            return replace(server, buffers={**server.buffers, key: server.buffers.get(key, 0) + fact.size_bytes})
+            return replace(
+                server, buffers_bytes={**server.buffers_bytes, key: server.buffers_bytes.get(key, 0) + fact.size_bytes}
+            )
         case facts.ServerSlept():
             return replace(server, asleep=fact.asleep)
         case _:

@@ -27,49 +27,34 @@ def prompt_of(task: TaskView) -> int | None:
 def compose(row: RequestRow, task: TaskView | None) -> RequestRow:
     """The row with all figures that answer and log give, the answer's first."""
     answer = row.answer or AnswerSeen(row.id)
-    if task is None:
-        prompt, cached, evaluated = _bounded(answer.prompt_tokens, answer.cached_tokens, answer.evaluated_tokens)
-        return replace(
-            row,
-            prompt_tokens=prompt,
-            cached_tokens=cached,
-            evaluated_tokens=evaluated,
-            generated_tokens=answer.generated_tokens,
-            prefill_ms=answer.prefill_ms,
-            decode_ms=answer.decode_ms,
-            decode_tokens_per_s=_speed(answer.decode_tokens_per_s, answer.generated_tokens, answer.decode_ms),
-            lcp_similarity_ratio=None,
-            slot=None,
-            task=None,
-            processed_tokens=None,
-            prefill_tokens_per_s=None,
-            work=None,
-        )
-    prompt = _first(answer.prompt_tokens, prompt_of(task))
-    evaluated = _first(answer.evaluated_tokens, task.evaluated_tokens)
-    cached = _first(answer.cached_tokens, task.cached_tokens)
-    if cached is None and prompt is not None and evaluated is not None:
+    said = task or TaskView(-1, -1)  # (of which nothing is known)
+    prompt = _first(answer.prompt_tokens, prompt_of(said))
+    evaluated = _first(answer.evaluated_tokens, said.evaluated_tokens)
+    cached = _first(answer.cached_tokens, said.cached_tokens)
+    if task is not None and cached is None and prompt is not None and evaluated is not None:
         cached = max(prompt - evaluated, 0)
-    if prompt is None and cached is not None and evaluated is not None:
+    if task is not None and prompt is None and cached is not None and evaluated is not None:
         prompt = cached + evaluated
     prompt, cached, evaluated = _bounded(prompt, cached, evaluated)
-    generated = _first(answer.generated_tokens, task.generated_tokens)
-    decode_ms = answer.decode_ms if answer.decode_ms is not None else task.decode_ms
-    speed = answer.decode_tokens_per_s if answer.decode_tokens_per_s is not None else task.decode_tokens_per_s
+    generated = _first(answer.generated_tokens, said.generated_tokens)
+    decode_ms = answer.decode_ms if answer.decode_ms is not None else said.decode_ms
+    speed = answer.decode_tokens_per_s if answer.decode_tokens_per_s is not None else said.decode_tokens_per_s
     return replace(
         row,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        evaluated_tokens=evaluated,
-        generated_tokens=generated,
-        prefill_ms=answer.prefill_ms if answer.prefill_ms is not None else task.prefill_ms,
-        decode_ms=decode_ms,
-        decode_tokens_per_s=_speed(speed, generated, decode_ms),
-        lcp_similarity_ratio=task.similarity_ratio,
-        slot=task.slot,
-        task=task.task,
-        processed_tokens=task.processed_tokens,
-        prefill_tokens_per_s=task.tokens_per_s,
+        tokens=replace(
+            row.tokens,
+            prompt=prompt,
+            cached=cached,
+            evaluated=evaluated,
+            generated=generated,
+            processed=said.processed_tokens,
+        ),
+        timing=replace(
+            row.timing,
+            prefill_ms=answer.prefill_ms if answer.prefill_ms is not None else said.prefill_ms,
+            decode_ms=decode_ms,
+            decode_tokens_per_s=_speed(speed, generated, decode_ms),
+        ),
         work=task,
     )
 
@@ -89,13 +74,13 @@ def ttft_ms(row: RequestRow) -> float | None:
     A stream shows it.  An answer in one piece comes when its last token is there: what the decode took lies between.
     None if there was no token, or nobody knows when.
     """
-    if row.is_streamed:
-        return row.ttft_ms
-    if row.phase != "done" or row.error is not None or row.generated_tokens == 0:
+    if row.timing.is_streamed:
+        return row.timing.ttft_ms
+    if row.phase != "done" or row.error is not None or row.tokens.generated == 0:
         return None
-    if row.duration_ms is None or row.decode_ms is None:
+    if row.timing.duration_ms is None or row.timing.decode_ms is None:
         return None
-    return max(row.duration_ms - row.decode_ms, 0.0)
+    return max(row.timing.duration_ms - row.timing.decode_ms, 0.0)
 
 
 def _speed(said: float | None, generated: int | None, ms: float | None) -> float | None:

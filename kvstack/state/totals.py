@@ -36,16 +36,16 @@ def account(totals: Totals, row: RequestRow, sign: int) -> Totals:
         return totals
     verdicts = dict(totals.verdicts)
     verdicts[row.verdict] = verdicts.get(row.verdict, 0) + sign
-    known = row.prompt_tokens is not None and row.cached_tokens is not None and row.evaluated_tokens is not None
+    known = row.tokens.prompt is not None and row.tokens.cached is not None and row.tokens.evaluated is not None
     return replace(
         totals,
         requests=totals.requests + sign,
-        prompt_tokens=totals.prompt_tokens + sign * ((row.prompt_tokens or 0) if known else 0),
-        cached_tokens=totals.cached_tokens + sign * ((row.cached_tokens or 0) if known else 0),
-        evaluated_tokens=totals.evaluated_tokens + sign * ((row.evaluated_tokens or 0) if known else 0),
-        generated_tokens=totals.generated_tokens + sign * (row.generated_tokens or 0),
-        prefill_ms=totals.prefill_ms + sign * (row.prefill_ms or 0.0),
-        decode_ms=totals.decode_ms + sign * (row.decode_ms or 0.0),
+        prompt_tokens=totals.prompt_tokens + sign * ((row.tokens.prompt or 0) if known else 0),
+        cached_tokens=totals.cached_tokens + sign * ((row.tokens.cached or 0) if known else 0),
+        evaluated_tokens=totals.evaluated_tokens + sign * ((row.tokens.evaluated or 0) if known else 0),
+        generated_tokens=totals.generated_tokens + sign * (row.tokens.generated or 0),
+        prefill_ms=totals.prefill_ms + sign * (row.timing.prefill_ms or 0.0),
+        decode_ms=totals.decode_ms + sign * (row.timing.decode_ms or 0.0),
         verdicts={verdict: count for verdict, count in verdicts.items() if count},
     )
 
@@ -54,12 +54,14 @@ def add_seconds(totals: Totals, row: RequestRow) -> Totals:
     """Add what the cache saved and lost in one request."""
     if row.verdict is None or row.api is None:
         return totals
-    return replace(totals, saved_s=totals.saved_s + (row.saved_s or 0.0), cost_s=totals.cost_s + (row.cost_s or 0.0))
+    return replace(
+        totals, saved_s=totals.saved_s + (row.timing.saved_s or 0.0), cost_s=totals.cost_s + (row.timing.cost_s or 0.0)
+    )
 
 
 def is_late(row: RequestRow, now_s: float) -> bool:
     """Whether a request that is over has waited for its log long enough."""
-    return row.duration_ms is not None and row.time_s + row.duration_ms / 1000.0 + PATIENCE_S <= now_s
+    return row.timing.duration_ms is not None and row.time_s + row.timing.duration_ms / 1000.0 + PATIENCE_S <= now_s
 
 
 def seconds(tokens: int | None, rate: float | None) -> float | None:
@@ -102,12 +104,12 @@ def decode_by_context(rows: Iterable[RequestRow]) -> tuple[SpeedAtContext, ...]:
     """
     sums: dict[int, tuple[int, int, float]] = {}
     for row in rows:
-        prompt, generated = row.prompt_tokens, row.generated_tokens
-        if not row.decode_ms or not prompt or not generated or generated < _FROM_TOKENS:
+        prompt, generated = row.tokens.prompt, row.tokens.generated
+        if not row.timing.decode_ms or not prompt or not generated or generated < _FROM_TOKENS:
             continue
         edge = max(_SHORTEST_TOKENS, 1 << (prompt + generated - 1).bit_length())
         count, tokens, spent_ms = sums.get(edge, (0, 0, 0.0))
-        sums[edge] = count + 1, tokens + generated, spent_ms + row.decode_ms
+        sums[edge] = count + 1, tokens + generated, spent_ms + row.timing.decode_ms
     return tuple(
         SpeedAtContext(edge, count, tokens * 1000.0 / spent_ms)
         for edge, (count, tokens, spent_ms) in sorted(sums.items())

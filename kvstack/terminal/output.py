@@ -2,7 +2,7 @@
 Where output goes: data to stdout, talk to stderr; one result, two renderings (text, or the JSON envelope).
 
 ```
-{"kvstack_result_version": 1, "command": "status", "status": "success", "exit_code": 0, "data": {...}, "errors": []}
+{"kvstack_result_version": 2, "command": "status", "status": "success", "exit_code": 0, "data": {...}, "errors": []}
 ```
 
 An envelope with `"status": "error"` has at least one item in `errors`: `{"what": ..., "fact": ..., "next_step": ...}`.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 
-RESULT_VERSION = 1
+RESULT_VERSION = 2
 """Of the envelope; counted up when a field changes its meaning or goes away."""
 
 _debug = False

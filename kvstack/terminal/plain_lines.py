@@ -40,13 +40,13 @@ def request_line(row: RequestRow) -> str:
     parts = [
         f"{one_line(row.method)} {one_line(row.path)}",
         f"items={row.items}",
-        f"ts_removed={row.ts_removed}",
-        f"msg_ids_removed={row.msg_ids_removed}",
-        f"items_modified={row.items_modified}",
+        f"ts_removed={row.stripped.ts_removed}",
+        f"msg_ids_removed={row.stripped.msg_ids_removed}",
+        f"items_modified={row.stripped.items_modified}",
         f"stream={row.stream}",
         f"sim_best={format.ratio(row.lcp_similarity_ratio)}",
-        f"cached={_plain(row.cached_tokens)}",
-        f"evaluated={_plain(row.evaluated_tokens)}",
+        f"cached={_plain(row.tokens.cached)}",
+        f"evaluated={_plain(row.tokens.evaluated)}",
         one_line(row.verdict or Verdict.UNKNOWN),
     ]
     why = reason_words(row) or row.error
@@ -54,8 +54,8 @@ def request_line(row: RequestRow) -> str:
         parts.append(f"why={one_line(why)}")
     if row.status is not None and row.status >= 400:
         parts.append(f"status={row.status}")
-    if row.rules:
-        parts.append("rules=" + ",".join(f"{one_line(rule)}:{count}" for rule, count in row.rules))
+    if row.stripped.rules:
+        parts.append("rules=" + ",".join(f"{one_line(rule)}:{count}" for rule, count in row.stripped.rules.items()))
     return " | ".join(parts)
 
 
@@ -65,7 +65,7 @@ def _plain(count: int | None) -> str:
 
 def how_to_use(stack_state: StackState) -> list[str]:
     """What to do with a stack that is ready."""
-    url, name = stack_state.proxy_url, stack_state.name
+    url, name = stack_state.proxy.url, stack_state.name
     return [
         f"  OpenAI clients:     base URL {url}/v1 (any API key)",
         f"  Anthropic clients:  base URL {url}",

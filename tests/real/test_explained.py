@@ -33,7 +33,7 @@ def test_rules_list_counts_what_a_running_stack_did(
         for _ in range(2):
             post(stack.proxy_port, CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": 1})
         (first, _) = stack.wait_for_requests(2)
-        assert first["rules"] == {"openclaw.timestamps": 1}
+        assert first["stripped"]["rules"] == {"openclaw.timestamps": 1}
         assert stack.status()["totals"]["rules"] == {"openclaw.timestamps": 2}
         command = [sys.executable, "-m", "kvstack", "rules", "list", "--json"]
         listed = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout)
@@ -59,9 +59,9 @@ def test_an_unknown_clients_id_in_the_system_text_is_named(
             messages.append({"role": "assistant", "content": data["choices"][0]["message"]["content"] or ""})
         rows = stack.wait_for_requests(2)
         assert rows[1]["verdict"] == "PARTIAL"
-        difference = rows[1]["difference"]
+        difference = rows[1]["change"]["difference"]
         assert (difference["cause"], difference["path"]) == ("id", "messages[0].content")
-        assert rows[1]["evaluated_tokens"] > 500
+        assert rows[1]["tokens"]["evaluated"] > 500
         shown = explain()
         assert shown.returncode == 0, shown.stderr
         assert "Request 2: PARTIAL" in shown.stdout
@@ -97,7 +97,11 @@ def test_single_turns_with_a_new_id_are_told_of_the_id(
         assert [row["verdict"] for row in rows] == ["COLD", "PARTIAL", "PARTIAL"]
         assert rows[0]["reason"]["kind"] == "first request"
         for row in rows[1:]:
-            assert (row["difference"]["cause"], row["difference"]["path"]) == ("id", "messages[0].content")
+            difference = row["change"]["difference"]
+            assert (difference["cause"], difference["path"]) == (
+                "id",
+                "messages[0].content",
+            )
         shown = explain()
         assert "of another conversation, but not quite: id in messages[0].content @" in " ".join(shown.stdout.split())
         assert "warmup" not in shown.stdout

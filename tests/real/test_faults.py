@@ -221,7 +221,7 @@ def test_attach_uses_a_running_server_and_leaves_it_alone(tmp_path: Path, server
             assert shown["server"]["pid"] is None
             assert shown["server"]["url"] == url
             assert shown["server"]["ctx_per_slot"] == 4096
-            assert shown["requests"][-1]["cached_tokens"] == data["timings"]["cache_n"] > 0
+            assert shown["requests"][-1]["tokens"]["cached"] == data["timings"]["cache_n"] > 0
             assert shown["requests"][-1]["lcp_similarity_ratio"] is None
             assert kvstack("status", "guest", "--json").returncode == 0
             assert kvstack("down", "guest").returncode == 0

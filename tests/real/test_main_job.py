@@ -89,10 +89,12 @@ def test_raw_every_turn_is_prefilled_and_through_kvstack_only_what_is_new(
         assert turn["prompt_n"] <= before["predicted_n"] + turn["user_n"] + 64
 
     # The status has the same figures: the server's timings for the tokens, the server's log for the similarity.
-    assert [row["evaluated_tokens"] for row in rows] == [turn["prompt_n"] for turn in stripped]
-    assert [row["cached_tokens"] for row in rows] == [turn["cache_n"] for turn in stripped]
-    assert [row["prompt_tokens"] for row in rows] == [turn["prompt_n"] + turn["cache_n"] for turn in stripped]
-    assert [row["prefill_ms"] for row in rows] == pytest.approx([turn["prompt_ms"] for turn in stripped], abs=0.01)
+    assert [row["tokens"]["evaluated"] for row in rows] == [turn["prompt_n"] for turn in stripped]
+    assert [row["tokens"]["cached"] for row in rows] == [turn["cache_n"] for turn in stripped]
+    assert [row["tokens"]["prompt"] for row in rows] == [turn["prompt_n"] + turn["cache_n"] for turn in stripped]
+    assert [row["timing"]["prefill_ms"] for row in rows] == pytest.approx(
+        [turn["prompt_ms"] for turn in stripped], abs=0.01
+    )
     assert [row["lcp_similarity_ratio"] for row in rows[1:]] == pytest.approx(log_similarities, abs=1e-6)
     assert [row["verdict"] for row in rows] == ["COLD", "HIT", "HIT", "HIT"]
     assert [row["stripped"]["msg_ids_removed"] for row in rows] == [2, 3, 4, 5]
@@ -120,7 +122,7 @@ def test_after_a_warm_up_the_first_request_evaluates_its_user_text_alone(
         user = tokens(stack.server_port, client.user_text)
         assert data["timings"]["prompt_n"] <= user + 64
         (row,) = stack.wait_for_requests(1)
-        assert row["evaluated_tokens"] == data["timings"]["prompt_n"]
+        assert row["tokens"]["evaluated"] == data["timings"]["prompt_n"]
 
 
 @pytest.mark.parametrize(("kind", "snapshot"), [("hybrid", True), ("hybrid", False), ("swa", True)])
@@ -195,10 +197,10 @@ def test_every_dialect_gets_its_figures(
     assert (first["verdict"], second["verdict"]) == ("COLD", "HIT")
     assert (first["path"], second["path"]) == (path, path)
     evaluated = [int(value) for value in re.findall(r"prompt eval time = .*?/ +(\d+) tokens", log)]
-    assert [first["evaluated_tokens"], second["evaluated_tokens"]] == evaluated
-    assert second["cached_tokens"] > 0.8 * second["prompt_tokens"]
+    assert [first["tokens"]["evaluated"], second["tokens"]["evaluated"]] == evaluated
+    assert second["tokens"]["cached"] > 0.8 * second["tokens"]["prompt"]
     assert second["lcp_similarity_ratio"] == pytest.approx(similarities(log)[0], abs=1e-6)
     for row in (first, second):
-        assert row["prefill_ms"] > 0
-        assert row["ttft_ms"] > 0
-        assert row["reuse_ratio"] == pytest.approx(row["cached_tokens"] / row["prompt_tokens"])
+        assert row["timing"]["prefill_ms"] > 0
+        assert row["timing"]["ttft_ms"] > 0
+        assert row["tokens"]["reuse_ratio"] == pytest.approx(row["tokens"]["cached"] / row["tokens"]["prompt"])

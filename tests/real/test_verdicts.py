@@ -79,7 +79,7 @@ def settled(stack: RunningStack, count: int) -> list[dict[str, Any]]:
 
 def check_figures(rows: list[dict[str, Any]], timings: list[dict[str, Any]]) -> None:
     """The rows have the server's own figures."""
-    assert [(row["cached_tokens"], row["evaluated_tokens"]) for row in rows] == [
+    assert [(row["tokens"]["cached"], row["tokens"]["evaluated"]) for row in rows] == [
         (one["cache_n"], one["prompt_n"]) for one in timings
     ]
 
@@ -102,7 +102,7 @@ def test_growing(kind: str, llama_server: Path, model_path: dict[str, Path], tmp
         check_figures(rows, timings)
         check_log(stack)
     assert [row["verdict"] for row in rows] == ["COLD", "HIT", "HIT", "HIT"]
-    assert all(row["evaluated_tokens"] < 100 for row in rows[1:])
+    assert all(row["tokens"]["evaluated"] < 100 for row in rows[1:])
     assert all(row["lcp_similarity_ratio"] > 0.9 for row in rows[1:])
 
 
@@ -121,10 +121,14 @@ def test_id_at_fifteen_percent(kind: str, llama_server: Path, model_path: dict[s
     assert [row["verdict"] for row in rows] == ["COLD", "PARTIAL", "PARTIAL"]
     for row in rows[1:]:
         assert row["reason"]["kind"] == "client changed"
-        assert (row["difference"]["cause"], row["difference"]["path"]) == ("id", "messages[0].content")
+        difference = row["change"]["difference"]
+        assert (difference["cause"], difference["path"]) == (
+            "id",
+            "messages[0].content",
+        )
         assert 0.1 < row["lcp_similarity_ratio"] < 0.2
-        assert (row["cached_tokens"] > 0) == (kind == "dense")
-        assert row["evaluated_tokens"] > 0.8 * row["prompt_tokens"]
+        assert (row["tokens"]["cached"] > 0) == (kind == "dense")
+        assert row["tokens"]["evaluated"] > 0.8 * row["tokens"]["prompt"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +141,7 @@ def test_last_message_changed(kind: str, llama_server: Path, model_path: dict[st
         rows = settled(stack, 3)
         check_figures(rows, timings)
     assert [row["verdict"] for row in rows] == ["COLD", "HIT", "HIT"]
-    assert rows[2]["evaluated_tokens"] < 120
+    assert rows[2]["tokens"]["evaluated"] < 120
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
@@ -159,12 +163,12 @@ def test_side_request(
     assert rows[2]["verdict"] == "COLD"
     if ram is None:
         assert rows[3]["verdict"] == "RESTORED"
-        assert rows[3]["evaluated_tokens"] < 100
+        assert rows[3]["tokens"]["evaluated"] < 100
     else:
         reason = rows[3]["reason"]
         assert (rows[3]["verdict"], reason["kind"]) == ("EVICTED", "slot lost to request")
         assert (reason["request"], reason["client"]) == (3, CHAT)
-        assert rows[3]["evaluated_tokens"] > 0.9 * rows[3]["prompt_tokens"]
+        assert rows[3]["tokens"]["evaluated"] > 0.9 * rows[3]["tokens"]["prompt"]
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
@@ -184,7 +188,7 @@ def test_taking_turns(kind: str, llama_server: Path, model_path: dict[str, Path]
             check_figures(rows, timings)
             check_log(stack)
             threshold_ratio = stack.status()["server"]["similarity_threshold_ratio"]
-        evaluated[ratio] = [row["evaluated_tokens"] for row in rows[2:]]
+        evaluated[ratio] = [row["tokens"]["evaluated"] for row in rows[2:]]
         assert threshold_ratio == (ratio or 0.95)
         # What the slot held when it was chosen: the other conversation.
         assert all(0.4 < row["lcp_similarity_ratio"] < 0.9 for row in rows[1:])
@@ -211,7 +215,7 @@ def test_parallel_conversations(llama_server: Path, model_path: dict[str, Path],
     assert [row["verdict"] for row in rows[6:]] == ["HIT"] * 4 + ["RESTORED"] * 2
     assert {slot["slot"] for slot in slots} == {0, 1, 2, 3}
     for row in rows[6:]:
-        assert row["evaluated_tokens"] < 64
+        assert row["tokens"]["evaluated"] < 64
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
@@ -231,10 +235,10 @@ def test_cancelled(kind: str, llama_server: Path, model_path: dict[str, Path], t
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             rows = stack.status()["requests"]
-            if rows and (rows[0]["processed_tokens"] or 0) > 2000:
+            if rows and (rows[0]["tokens"]["processed"] or 0) > 2000:
                 break
             time.sleep(0.02)
-        assert rows[0]["prompt_tokens"] > rows[0]["processed_tokens"] > 2000
+        assert rows[0]["tokens"]["prompt"] > rows[0]["tokens"]["processed"] > 2000
         connection.close()
         settled(stack, 1)
         status, data = post(stack.proxy_port, CHAT, {**body, "stream": False})
@@ -242,8 +246,8 @@ def test_cancelled(kind: str, llama_server: Path, model_path: dict[str, Path], t
         rows = settled(stack, 2)
         check_figures(rows[1:], [data["timings"]])
     assert [row["verdict"] for row in rows] == ["CANCELLED", "HIT"]
-    assert rows[0]["evaluated_tokens"] > 2000
-    assert rows[1]["cached_tokens"] >= rows[0]["evaluated_tokens"] - 64
+    assert rows[0]["tokens"]["evaluated"] > 2000
+    assert rows[1]["tokens"]["cached"] >= rows[0]["tokens"]["evaluated"] - 64
 
 
 def test_every_dialect_has_its_figures(llama_server: Path, model_path: dict[str, Path], tmp_path: Path) -> None:
@@ -269,13 +273,13 @@ def test_every_dialect_has_its_figures(llama_server: Path, model_path: dict[str,
         log = stack.log()
     assert [row["api"] for row in rows] == ["chat"] * 2 + ["responses"] * 2 + ["messages"] * 2 + ["completion"] * 2
     printed = [int(line.split("/")[1].split()[0]) for line in log.splitlines() if "prompt eval time" in line]
-    assert [row["evaluated_tokens"] for row in rows] == printed
+    assert [row["tokens"]["evaluated"] for row in rows] == printed
     for row in rows:
-        assert row["prompt_tokens"] == row["cached_tokens"] + row["evaluated_tokens"]
-        assert row["generated_tokens"] == 4
-        assert row["prefill_ms"] > 0
-        assert row["decode_tokens_per_s"] > 0
-        assert row["ttft_ms"] > 0
+        assert row["tokens"]["prompt"] == row["tokens"]["cached"] + row["tokens"]["evaluated"]
+        assert row["tokens"]["generated"] == 4
+        assert row["timing"]["prefill_ms"] > 0
+        assert row["timing"]["decode_tokens_per_s"] > 0
+        assert row["timing"]["ttft_ms"] > 0
         assert row["verdict"] in {"COLD", "HIT"}
     assert [row["verdict"] for row in rows[1:]] == ["HIT"] * 5 + [rows[6]["verdict"], "HIT"]
 

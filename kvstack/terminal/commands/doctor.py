@@ -91,7 +91,8 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
         port_answers,
     )
     from kvstack.rundir import RunDir  # noqa: PLC0415 - see above
-    from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - see above
+    from kvstack.state.stack_state import StackState  # noqa: PLC0415 - see above
+    from kvstack.state.status_json import decode  # noqa: PLC0415 - see above
 
     failed: list[Finding] = []
     model_path, capabilities, argv = (None, None, ()) if config.attached else _what_would_run(config, failed)
@@ -116,7 +117,7 @@ def _facts(config: Config, config_path: Path) -> tuple[Facts, list[Finding], Las
         argv=argv,
         model=look_at_model(model_path) if model_path is not None else None,
         props=props,
-        running=snapshot_from_dict(dict(status)) if status is not None and is_of_this else None,
+        running=decode(StackState, status) if status is not None and is_of_this else None,
         last_end=_last_end(config, config_path) if run is None else None,
         unreachable=unreachable,
         lines=kernel_lines(),

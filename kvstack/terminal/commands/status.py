@@ -79,12 +79,13 @@ def _next_step(run: RunFile, data: dict[str, Any]) -> str:
 def _picture(data: dict[str, Any], screen: Console) -> RenderableType:
     from rich.console import Group  # noqa: PLC0415 - JSON output needs no rich
 
-    from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - see above
+    from kvstack.state.stack_state import StackState  # noqa: PLC0415 - see above
+    from kvstack.state.status_json import decode  # noqa: PLC0415 - see above
     from kvstack.terminal.dashboard.frame import summary  # noqa: PLC0415 - see above
     from kvstack.terminal.dashboard.live import glyphs_for  # noqa: PLC0415 - see above
 
     width = screen.width if sys.stdout.isatty() else PIPE_WIDTH
-    lines = summary(snapshot_from_dict(data), width, time.time(), ROWS, glyphs_for(sys.stdout))
+    lines = summary(decode(StackState, data), width, time.time(), ROWS, glyphs_for(sys.stdout))
     for line in lines:
         line.rstrip()
     return Group(*lines)
@@ -98,14 +99,15 @@ def _watch(run: RunFile, as_json: bool) -> output.Result:
     data = control_client.fetch_status(run)
     if output.is_plain(sys.stdout, os.environ):
         _watch_lines(run, data)
-    from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - only on a terminal
+    from kvstack.state.stack_state import StackState  # noqa: PLC0415 - only on a terminal
+    from kvstack.state.status_json import decode  # noqa: PLC0415 - only on a terminal
     from kvstack.terminal.dashboard.live import Dashboard  # noqa: PLC0415 - only on a terminal
 
-    seen = snapshot_from_dict(data)
+    seen = decode(StackState, data)
     with Dashboard(lambda: seen, watching=True):
         while True:
             time.sleep(WATCH_S)
-            seen = snapshot_from_dict(control_client.fetch_status(run))
+            seen = decode(StackState, control_client.fetch_status(run))
 
 
 def _watch_json(run: RunFile) -> None:
@@ -131,14 +133,15 @@ def _watch_json(run: RunFile) -> None:
 
 def _watch_lines(run: RunFile, data: dict[str, Any]) -> None:
     """One line per request that is over, and one per change of the state."""
-    from kvstack.state.status_json import snapshot_from_dict  # noqa: PLC0415 - only when the verb runs
+    from kvstack.state.stack_state import StackState  # noqa: PLC0415 - only when the verb runs
+    from kvstack.state.status_json import decode  # noqa: PLC0415 - only when the verb runs
     from kvstack.terminal import control_client  # noqa: PLC0415 - only when the verb runs
     from kvstack.terminal.plain_lines import request_line  # noqa: PLC0415 - only when the verb runs
 
     shown = 0
     state = None
     while True:
-        stack_state = snapshot_from_dict(data)
+        stack_state = decode(StackState, data)
         if stack_state.state is not state:
             state = stack_state.state
             output.say(f"{state.value}: {stack_state.reason}" if stack_state.reason else state.value)

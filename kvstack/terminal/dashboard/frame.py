@@ -143,7 +143,7 @@ def _title(stack_state: StackState, width: int, now_s: float, glyphs: Glyphs) ->
     port = f" {_short_url(stack_state.server.url)}" if stack_state.server.url else ""
     program = " llama-server" if width >= 100 else ""
     pieces = [
-        (f"  {_short_url(stack_state.proxy_url)} {glyphs.arrow}{program}{port}", "dim"),
+        (f"  {_short_url(stack_state.proxy.url)} {glyphs.arrow}{program}{port}", "dim"),
         (f"  {format.plural(stack_state.restarts, 'restart')}" if stack_state.restarts else "", "yellow"),
         (f"  pid {stack_state.server.pid}" if stack_state.server.pid is not None else "", "dim"),
     ]
@@ -206,7 +206,7 @@ def _device_words(server: ServerView) -> str:
     if not words:
         # Without a device the line "offloaded 3/3 layers" is printed too: only where the buffers are tells.
         # `CPU_Mapped` is memory of the CPU too.
-        places = {key.rpartition(" ")[2].partition("_")[0] for key in server.buffers if key.startswith("model ")}
+        places = {key.rpartition(" ")[2].partition("_")[0] for key in server.buffers_bytes if key.startswith("model ")}
         return " + ".join(sorted(one_line(place) for place in places)) if places else "device not known"
     if server.layers_total:
         words += f" {server.layers_offloaded or 0}/{server.layers_total} layers"
@@ -320,13 +320,12 @@ def _decode_by_context(rows: Sequence[RequestRow], glyphs: Glyphs) -> list[Text]
 
 def _warnings(stack_state: StackState, most: int, glyphs: Glyphs) -> list[Text]:
     lines: list[Text] = []
-    for time_s, level, text in stack_state.notices:
-        if level == "info":
+    for notice in stack_state.notices:
+        if notice.level == "info":
             continue
-        sign, style = (glyphs.bad, "bold red") if level == "error" else (glyphs.warn, "bold yellow")
-        lines.append(
-            piece(f" {sign} ", style) + piece(f"{format.clock_time(time_s)} ", "dim") + piece(one_line(text), "yellow")
-        )
+        sign, style = (glyphs.bad, "bold red") if notice.level == "error" else (glyphs.warn, "bold yellow")
+        time = piece(f"{format.clock_time(notice.time_s)} ", "dim")
+        lines.append(piece(f" {sign} ", style) + time + piece(one_line(notice.text), "yellow"))
     return lines[-most:]
 
 
@@ -344,7 +343,7 @@ def _log(stack_state: StackState, width: int, room: int, glyphs: Glyphs) -> list
 
 
 def _foot(stack_state: StackState, width: int, glyphs: Glyphs, *, watching: bool) -> list[Text]:
-    left = piece(f" {one_line(stack_state.proxy_url)}", "cyan")
+    left = piece(f" {one_line(stack_state.proxy.url)}", "cyan")
     totals, log = stack_state.totals, stack_state.log
     notes: list[tuple[str, str]] = []
     if log.unclaimed_tasks:

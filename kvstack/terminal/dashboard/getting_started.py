@@ -33,7 +33,7 @@ def guidance(stack_state: StackState, now_s: float, glyphs: Glyphs) -> list[Text
         now_s: The present, in seconds since the epoch.
         glyphs: Shapes that the output can show.
     """
-    url = one_line(stack_state.proxy_url)
+    url = one_line(stack_state.proxy.url)
     lines = [Text()]
     if stack_state.state in _STEPS and stack_state.state is not State.READY:
         attached = stack_state.server.is_attached

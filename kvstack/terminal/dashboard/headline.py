@@ -55,12 +55,12 @@ def _judged(stack_state: StackState) -> list[RequestRow]:
 def recent_reuse_ratio(rows: Iterable[RequestRow]) -> float | None:
     """Cached / prompt tokens over the newest requests whose figures are known."""
     known = _known(rows)
-    prompt = sum(row.prompt_tokens or 0 for row in known)
-    return sum(row.cached_tokens or 0 for row in known) / prompt if prompt else None
+    prompt = sum(row.tokens.prompt or 0 for row in known)
+    return sum(row.tokens.cached or 0 for row in known) / prompt if prompt else None
 
 
 def _known(rows: Iterable[RequestRow]) -> list[RequestRow]:
-    return [row for row in rows if row.prompt_tokens and row.cached_tokens is not None][-RECENT:]
+    return [row for row in rows if row.tokens.prompt and row.tokens.cached is not None][-RECENT:]
 
 
 def model_requests(stack_state: StackState) -> list[RequestRow]:
@@ -142,12 +142,12 @@ def read(stack_state: StackState, now_s: float) -> Reading:
 def _of_recent(judged: list[RequestRow]) -> Reading:
     """The last prompt found its prefix: whether that is how it goes."""
     known = _known(judged)
-    prompt = sum(row.prompt_tokens or 0 for row in known)
-    cached = sum(row.cached_tokens or 0 for row in known)
-    lost = [row for row in known if level_of(row.verdict) != "good" and row.lost_tokens]
-    lost_tokens = sum(row.lost_tokens or 0 for row in lost)
+    prompt = sum(row.tokens.prompt or 0 for row in known)
+    cached = sum(row.tokens.cached or 0 for row in known)
+    lost = [row for row in known if level_of(row.verdict) != "good" and row.tokens.lost]
+    lost_tokens = sum(row.tokens.lost or 0 for row in lost)
     # That a first prompt is evaluated once is no fault, as long as more comes back than was spent.
-    avoidable = sum(row.lost_tokens or 0 for row in lost if row.verdict is not Verdict.COLD)
+    avoidable = sum(row.tokens.lost or 0 for row in lost if row.verdict is not Verdict.COLD)
     ratio = cached / prompt if prompt else None
     over = "prompt" if len(known) == 1 else plural(len(known), "prompt")
     works = ratio is None or ratio >= GOOD_RATIO or (avoidable <= SMALL_RATIO * prompt and lost_tokens <= cached)
@@ -160,7 +160,7 @@ def _main_cause(lost: list[RequestRow]) -> str:
     """The verdict that lost most, and its newest cause."""
     sums: Counter[Verdict | None] = Counter()
     for row in lost:
-        sums[row.verdict] += row.lost_tokens or 0
+        sums[row.verdict] += row.tokens.lost or 0
     worst = max(sums, key=lambda verdict: sums[verdict])
     newest = next(row for row in reversed(lost) if row.verdict == worst)
     why = reason_words(newest)
@@ -168,14 +168,14 @@ def _main_cause(lost: list[RequestRow]) -> str:
 
 
 def _is_nothing(row: RequestRow) -> bool:
-    known = row.cached_tokens is not None and row.prompt_tokens is not None
-    return known and is_next_to_nothing(row.cached_tokens or 0, row.prompt_tokens or 0)
+    known = row.tokens.cached is not None and row.tokens.prompt is not None
+    return known and is_next_to_nothing(row.tokens.cached or 0, row.tokens.prompt or 0)
 
 
 def _of_row(row: RequestRow) -> Reading:
-    cost = f"{tokens(row.evaluated_tokens)} tokens evaluated"
-    if row.prefill_ms is not None:
-        cost = f"{tokens(row.evaluated_tokens)} tokens in {seconds(row.prefill_ms)}"
+    cost = f"{tokens(row.tokens.evaluated)} tokens evaluated"
+    if row.timing.prefill_ms is not None:
+        cost = f"{tokens(row.tokens.evaluated)} tokens in {seconds(row.timing.prefill_ms)}"
     cause = one_line(reason_words(row) or "")
     if cause and row.verdict is Verdict.EVICTED:
         cause = f"evicted {cause}"  # the cause begins with "by"

@@ -53,8 +53,8 @@ def api_word(row: RequestRow) -> str:
 def why_words(row: RequestRow) -> str:
     """The reason of a verdict and what it cost, or nothing."""
     why = format.one_line(reason_words(row) or row.error or "")
-    if why and row.cost_s is not None and row.cost_s >= 0.1:
-        why = f"cost {format.seconds(row.cost_s * 1000)}: {why}"
+    if why and row.timing.cost_s is not None and row.timing.cost_s >= 0.1:
+        why = f"cost {format.seconds(row.timing.cost_s * 1000)}: {why}"
     return why
 
 
@@ -69,8 +69,8 @@ def _verdict(row: RequestRow) -> str:
     if row.phase == "answering":
         return "decode"
     if row.phase == "forwarded":
-        if row.processed_tokens and row.prompt_tokens:
-            return f"pre {format.percent(min(1.0, row.processed_tokens / row.prompt_tokens))}"
+        if row.tokens.processed and row.tokens.prompt:
+            return f"pre {format.percent(min(1.0, row.tokens.processed / row.tokens.prompt))}"
         return "prefill"
     return {"received": "waits"}.get(row.phase, row.phase)
 
@@ -85,17 +85,17 @@ def _columns(count: int) -> tuple[Column, ...]:
         Column("time", 8, 1, lambda row: format.clock_time(row.time_s), "left"),
         Column("api", 4, 4, api_word, "left"),
         Column("client", 12, 8, lambda row: row.side or row.client or format.UNKNOWN, "left"),
-        Column("prompt", count, 2, lambda row: _count(row.prompt_tokens, count)),
-        Column("cached", count, 2, lambda row: _count(row.cached_tokens, count)),
-        Column("new", count, 2, lambda row: _count(row.evaluated_tokens, count)),
-        Column("reuse", 5, 7, lambda row: format.percent(row.reuse_ratio)),
+        Column("prompt", count, 2, lambda row: _count(row.tokens.prompt, count)),
+        Column("cached", count, 2, lambda row: _count(row.tokens.cached, count)),
+        Column("new", count, 2, lambda row: _count(row.tokens.evaluated, count)),
+        Column("reuse", 5, 7, lambda row: format.percent(row.tokens.reuse_ratio)),
         Column("sim_best", 8, 3, lambda row: format.ratio(row.lcp_similarity_ratio)),
-        Column("prefill", 7, 3, lambda row: format.seconds(row.prefill_ms)),
-        Column("TTFT", 5, 5, lambda row: format.seconds(row.ttft_ms)),
-        Column("out", count, 9, lambda row: _count(row.generated_tokens, count)),
-        Column("t/s", 4, 5, lambda row: format.rate(row.decode_tokens_per_s)),
-        Column("ids", 3, 6, lambda row: format.count(row.msg_ids_removed, 3)),
-        Column("ts", 3, 6, lambda row: format.count(row.ts_removed, 3)),
+        Column("prefill", 7, 3, lambda row: format.seconds(row.timing.prefill_ms)),
+        Column("TTFT", 5, 5, lambda row: format.seconds(row.timing.ttft_ms)),
+        Column("out", count, 9, lambda row: _count(row.tokens.generated, count)),
+        Column("t/s", 4, 5, lambda row: format.rate(row.timing.decode_tokens_per_s)),
+        Column("ids", 3, 6, lambda row: format.count(row.stripped.msg_ids_removed, 3)),
+        Column("ts", 3, 6, lambda row: format.count(row.stripped.ts_removed, 3)),
         Column("verdict", 9, 1, _verdict, "left"),
     )
 

@@ -22,14 +22,14 @@ def slot_lines(stack_state: StackState, width: int, most: int, glyphs: Glyphs, *
         glyphs: Shapes.
         idle: Whether slots that do not work are shown.
     """
-    busy = [_busy(stack_state, slot, width, glyphs) for slot in stack_state.slots if slot.task is not None]
-    rest = [_idle(stack_state, slot, width, glyphs) for slot in stack_state.slots if slot.task is None and slot.tokens]
+    busy = [_busy(stack_state, slot, width, glyphs) for slot in stack_state.slots if slot.is_busy]
+    rest = [_idle(stack_state, slot, width, glyphs) for slot in stack_state.slots if not slot.is_busy and slot.tokens]
     return [*busy, *(rest if idle else [])][:most]
 
 
 def eta_s(stack_state: StackState, slot: SlotView) -> float | None:
     """Seconds until the slot's prefill ends, by its own speed or by the rate that this run measured."""
-    prompt_tokens = _prompt_tokens(stack_state, slot)
+    prompt_tokens = slot.running_prompt_tokens
     rate = slot.tokens_per_s or stack_state.prefill_tokens_per_s
     if prompt_tokens is None or slot.processed_tokens is None or not rate:
         return None
@@ -38,15 +38,6 @@ def eta_s(stack_state: StackState, slot: SlotView) -> float | None:
 
 def _request(stack_state: StackState, slot: SlotView) -> RequestRow | None:
     return None if slot.request is None else stack_state.row(slot.request)
-
-
-def _prompt_tokens(stack_state: StackState, slot: SlotView) -> int | None:
-    """Length of the prompt that is being worked on; of the last one, in a slot that does not work."""
-    if slot.task is not None:
-        for task in reversed(stack_state.join.tasks):
-            if task.task == slot.task and task.slot == slot.slot:
-                return task.prompt_tokens
-    return slot.prompt_tokens
 
 
 def _whose(stack_state: StackState, slot: SlotView) -> str:
@@ -66,7 +57,7 @@ def _bar_width(width: int) -> int:
 def _busy(stack_state: StackState, slot: SlotView, width: int, glyphs: Glyphs) -> Text:
     text = piece(f" slot {slot.slot} ", "bold")
     row = _request(stack_state, slot)
-    prompt_tokens = _prompt_tokens(stack_state, slot)
+    prompt_tokens = slot.running_prompt_tokens
     done = slot.processed_tokens
     decodes = row is not None and row.phase == "answering"
     if decodes or not prompt_tokens or done is None:

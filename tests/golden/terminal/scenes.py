@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstack.state.attribution import Join
 from kvstack.state.causes import Cause
-from kvstack.state.events import Difference
+from kvstack.state.events import Difference, Notice
 from kvstack.state.lifecycle import State
-from kvstack.state.records import LogView, RamCacheView, RequestRow, ServerView, SlotView, TaskView, Totals, WarmupView
+from kvstack.state.records import (
+    LogView,
+    ProxyView,
+    RamCacheView,
+    RequestRow,
+    ServerView,
+    SlotView,
+    TaskView,
+    Totals,
+    WarmupView,
+)
 from kvstack.state.stack_state import StackState
 from kvstack.state.verdict import Reason, ReasonKind, Verdict
+from tests.unit.state.rows import changed, request_row
 
 NOW_S = 1_771_447_691.0
 """2026-02-18 20:48:11 UTC."""
@@ -42,7 +52,7 @@ def row(number: int, verdict: str | None = "HIT", **changes: object) -> RequestR
     """Request *number* of an agent's conversation that grows by 60 tokens a turn."""
     prompt = 16_500 + 60 * number
     cached = {"HIT": prompt - 25, "COLD": 0, "REPROCESS": 0, "PARTIAL": 2_480}.get(verdict or "", 0)
-    base = RequestRow(
+    base = request_row(
         id=number,
         time_s=NOW_S - 60 * (40 - number),
         method="POST",
@@ -57,11 +67,11 @@ def row(number: int, verdict: str | None = "HIT", **changes: object) -> RequestR
         items_modified=3,
         phase="done",
         status=200,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        evaluated_tokens=prompt - cached,
-        generated_tokens=120,
-        lcp_similarity_ratio=1.0 if verdict in {"HIT", "REPROCESS"} else 0.151,
+        prompt=prompt,
+        cached=cached,
+        evaluated=prompt - cached,
+        generated=120,
+        similarity_ratio=1.0 if verdict in {"HIT", "REPROCESS"} else 0.151,
         prefill_ms=(prompt - cached) * 2.13,
         ttft_ms=(prompt - cached) * 2.13 + 40,
         decode_ms=120 * 24.5,
@@ -69,11 +79,10 @@ def row(number: int, verdict: str | None = "HIT", **changes: object) -> RequestR
         saved_s=cached * 0.00213,
         cost_s=(prompt - cached) * 0.00213 if verdict in {"PARTIAL", "REPROCESS"} else 0.0,
         settled=verdict is not None,
-        slot=0,
-        task=number,
+        work=TaskView(0, number),
         verdict=None if verdict is None else Verdict(verdict),
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return changed(base, **changes)
 
 
 def clock_changed(path: str) -> dict[str, object]:
@@ -86,7 +95,7 @@ def stack_state(*rows: RequestRow, **changes: object) -> StackState:
     known = [one for one in rows if one.verdict is not None]
     base = StackState(
         name="qwen3-coder-next-80b",
-        proxy_url="http://127.0.0.1:1234",
+        proxy=ProxyView("http://127.0.0.1:1234"),
         state=State.READY,
         reason="warm",
         state_since_s=NOW_S - 8000,
@@ -95,12 +104,12 @@ def stack_state(*rows: RequestRow, **changes: object) -> StackState:
         warmup=WarmupView("done", 17_100, 17_100, 35_170.0, boundary_tokens=16_512),
         totals=Totals(
             requests=len(known),
-            prompt_tokens=sum(one.prompt_tokens or 0 for one in known),
-            cached_tokens=sum(one.cached_tokens or 0 for one in known),
-            evaluated_tokens=sum(one.evaluated_tokens or 0 for one in known),
-            prefill_ms=sum(one.prefill_ms or 0 for one in known),
-            saved_s=sum(one.saved_s or 0 for one in known),
-            cost_s=sum(one.cost_s or 0 for one in known),
+            prompt_tokens=sum(one.tokens.prompt or 0 for one in known),
+            cached_tokens=sum(one.tokens.cached or 0 for one in known),
+            evaluated_tokens=sum(one.tokens.evaluated or 0 for one in known),
+            prefill_ms=sum(one.timing.prefill_ms or 0 for one in known),
+            saved_s=sum(one.timing.saved_s or 0 for one in known),
+            cost_s=sum(one.timing.cost_s or 0 for one in known),
             ts_removed=len(known),
             msg_ids_removed=3 * len(known),
         ),
@@ -113,15 +122,15 @@ def stack_state(*rows: RequestRow, **changes: object) -> StackState:
 def scenes() -> dict[str, StackState]:
     """All situations, by name."""
     hits = [row(number) for number in range(2, 38)]
-    running = row(38, None, phase="forwarded", processed_tokens=11_230, cached_tokens=None, evaluated_tokens=None)
-    unknown = ("prefill_ms", "ttft_ms", "decode_ms", "decode_tokens_per_s", "saved_s", "cost_s", "generated_tokens")
-    running = replace(running, time_s=NOW_S - 9, **dict.fromkeys(unknown))
+    running = row(38, None, phase="forwarded", processed=11_230, cached=None, evaluated=None)
+    unknown = ("prefill_ms", "ttft_ms", "decode_ms", "decode_tokens_per_s", "saved_s", "cost_s", "generated")
+    running = changed(running, time_s=NOW_S - 9, **dict.fromkeys(unknown))
     clock = row(36, "PARTIAL", **clock_changed("the system prompt"))
     return {
         "working": stack_state(
             row(1, "COLD"),
             *hits,
-            join=Join(slots=(SlotView(0, 18_840, 18_720, "main", "openclaw", 37, checkpoints=4),)),
+            slots=(SlotView(0, 18_840, 18_720, "main", "openclaw", 37, checkpoints=4),),
         ),
         "partial": stack_state(
             row(1, "COLD"),
@@ -130,17 +139,26 @@ def scenes() -> dict[str, StackState]:
             *hits[30:34],
             clock,
             running,
-            join=Join(
-                slots=(SlotView(0, 18_660, 18_780, "main", "openclaw", 38, task=38, processed_tokens=11_230),),
-                rate_tokens=1000,
-                rate_ms=2130.0,
+            slots=(
+                SlotView(
+                    0,
+                    18_660,
+                    None,
+                    "main",
+                    "openclaw",
+                    38,
+                    task=38,
+                    running_prompt_tokens=18_780,
+                    processed_tokens=11_230,
+                ),
             ),
+            prefill_tokens_per_s=1000 / 2.13,
             log=LogView(facts=900, drift=2, unclaimed_tasks=1),
-            notices=((NOW_S - 300, "warning", "2 log lines of a known family were not understood"),),
+            notices=(Notice(NOW_S - 300, "warning", "2 log lines of a known family were not understood"),),
         ),
         "first": stack_state(
             log_lines=LOG_LINES[:6],
-            server=replace(SERVER, device=None, device_name=None, buffers={"model CPU_Mapped": 5, "kv CPU": 5}),
+            server=replace(SERVER, device=None, device_name=None, buffers_bytes={"model CPU_Mapped": 5, "kv CPU": 5}),
         ),
         "loading": stack_state(
             state=State.LOADING,
@@ -158,9 +176,17 @@ def scenes() -> dict[str, StackState]:
             state_since_s=NOW_S - 21,
             started_s=NOW_S - 140,
             warmup=WarmupView(),
-            join=Join(
-                tasks=(TaskView(0, 1, is_warmup=True, prompt_tokens=16_512),),
-                slots=(SlotView(0, 0, None, is_warmup=True, task=1, processed_tokens=8_192, tokens_per_s=470.0),),
+            slots=(
+                SlotView(
+                    0,
+                    0,
+                    None,
+                    is_warmup=True,
+                    task=1,
+                    running_prompt_tokens=16_512,
+                    processed_tokens=8_192,
+                    tokens_per_s=470.0,
+                ),
             ),
         ),
         "parallel": stack_state(
@@ -175,19 +201,26 @@ def scenes() -> dict[str, StackState]:
             server=replace(SERVER, slots=4, kv_unified=True),
             restarts=2,
             ram_cache=RamCacheView(3, 412 * 1024**2, 8 * 1024**3),
-            join=Join(
-                tasks=(TaskView(2, 90, owner=20, prompt_tokens=40_000),),
-                slots=(
-                    SlotView(0, 18_840, 18_720, "main", "openclaw", 7, checkpoints=4),
-                    SlotView(1, 2_100, 2_000, None, None, None),
-                    SlotView(2, 30_000, None, "b", "hermes", 20, task=90, processed_tokens=30_000, tokens_per_s=500.0),
+            slots=(
+                SlotView(0, 18_840, 18_720, "main", "openclaw", 7, checkpoints=4),
+                SlotView(1, 2_100, 2_000, None, None, None),
+                SlotView(
+                    2,
+                    30_000,
+                    None,
+                    "b",
+                    "hermes",
+                    20,
+                    task=90,
+                    running_prompt_tokens=40_000,
+                    processed_tokens=30_000,
+                    tokens_per_s=500.0,
                 ),
-                rate_tokens=1000,
-                rate_ms=2130.0,
             ),
+            prefill_tokens_per_s=1000 / 2.13,
         ),
         "attached": stack_state(
-            *(replace(one, lcp_similarity_ratio=None, slot=None, task=None) for one in hits[:4]),
+            *(replace(one, work=None) for one in hits[:4]),
             warmup=WarmupView("no prefix known"),
             server=ServerView(
                 url="http://192.168.1.20:8080", is_attached=True, model="Qwen3-Coder-Next.gguf", ctx_per_slot=131072
@@ -204,18 +237,18 @@ def scenes() -> dict[str, StackState]:
             log_lines=(),
         ),
         "begun": StackState(
-            "qwen3-coder-next-80b", "http://127.0.0.1:1234", server=ServerView(url="http://127.0.0.1:12345")
+            "qwen3-coder-next-80b", ProxyView("http://127.0.0.1:1234"), server=ServerView(url="http://127.0.0.1:12345")
         ),
         "mixed": stack_state(
-            row(1, "COLD", reason=Reason(ReasonKind.FIRST_REQUEST), lost_tokens=16_560, cost_s=35.3),
-            *(row(number, "PARTIAL", **clock_changed("system"), lost_tokens=14_000, cost_s=29.8) for number in (2, 3)),
+            row(1, "COLD", reason=Reason(ReasonKind.FIRST_REQUEST), lost=16_560, cost_s=35.3),
+            *(row(number, "PARTIAL", **clock_changed("system"), lost=14_000, cost_s=29.8) for number in (2, 3)),
             row(4),
             row(
                 5,
                 "RESTORED",
-                cached_tokens=16_700,
-                evaluated_tokens=100,
-                lcp_similarity_ratio=None,
+                cached=16_700,
+                evaluated=100,
+                similarity_ratio=None,
                 prefill_ms=213.0,
                 ttft_ms=253.0,
                 saved_s=35.6,

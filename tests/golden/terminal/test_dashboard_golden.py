@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from kvstack.state.events import Notice
 from kvstack.state.lifecycle import State
+from kvstack.state.records import ProxyView
 from kvstack.state.stack_state import StackState
 from kvstack.terminal.dashboard.frame import frame, render, summary
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE
@@ -96,7 +98,7 @@ def test_a_frame_fits_any_text(text: str, verdict: str | None, state: State) -> 
         state=state,
         reason=text,
         log_lines=(text,) * 3,
-        notices=((NOW_S, "error", text),),
+        notices=(Notice(NOW_S, "error", text),),
     )
     lines = frame(picture, 80, 24, NOW_S)
     assert {line.cell_len for line in lines} == {80}
@@ -143,7 +145,7 @@ def test_a_running_prefill_has_a_bar() -> None:
 
 def test_unknown_figures_are_no_zeros() -> None:
     """Before anything is known the frame shows dashes."""
-    picture = StackState("box", "http://127.0.0.1:1234", State.READY)
+    picture = StackState("box", ProxyView("http://127.0.0.1:1234"), State.READY)
     text = "\n".join(line.plain for line in frame(picture, 80, 24, NOW_S))
     assert "ctx - " in text
     assert "reuse -  saved -" in text
@@ -197,7 +199,7 @@ def test_sim_best_is_the_last_requests(size: tuple[int, int]) -> None:
     """A last request that has none (out of the RAM cache, failed) leaves no older figure standing as if it were its."""
     lines = [line.plain for line in frame(scenes()["mixed"], *size, NOW_S)]
     assert next(line for line in lines if line.startswith(" sim_best")).split()[1] == "-"
-    running = replace(row(6, None), phase="forwarded", lcp_similarity_ratio=None)
+    running = replace(row(6, None), phase="forwarded", work=None)
     lines = [line.plain for line in frame(stack_state(row(4), running), *size, NOW_S)]
     assert next(line for line in lines if line.startswith(" sim_best")).split()[1] == "1.000"
 

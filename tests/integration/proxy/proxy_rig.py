@@ -23,6 +23,7 @@ from kvstack.proxy.keys import Keys
 from kvstack.proxy.request_log import RequestLog
 from kvstack.proxy.serve import ProxyServer, bind
 from kvstack.state.events import Event, WarmupEnded
+from kvstack.state.records import ProxyView
 from kvstack.state.stack_state import StackState
 from kvstack.upstream import Upstream
 from tests.integration.stub_upstream import Handler, Received, StubUpstream
@@ -57,7 +58,7 @@ class FakeStack:
     stopped: list[str] = field(default_factory=list)
     ready: bool = True
     outcome: Literal["done", "no prefix known"] = "done"
-    bus: Bus = field(default_factory=lambda: Bus(StackState("test", "http://127.0.0.1:0")))
+    bus: Bus = field(default_factory=lambda: Bus(StackState("test", ProxyView("http://127.0.0.1:0"))))
 
     def stack_state(self) -> StackState:
         """The stack as the bus has it."""

@@ -255,7 +255,7 @@ async def test_last_is_the_newest_request_and_its_verdict_is_waited_for() -> Non
         publish(RequestEnded(time.time(), 2, 200, "done"))
         _, _, body = await asyncio.wait_for(asking, 5)
         told = json.loads(body)["data"]["request"]
-        assert (told["id"], told["cached_tokens"], told["verdict"] is None) == (2, 90, False)
+        assert (told["id"], told["tokens"]["cached"], told["verdict"] is None) == (2, 90, False)
         publish(replace(RECEIVED, time_s=time.time(), id=3))
         _, _, body = await exchange(running.port, http("GET", "/kvstack/requests/last"))
         assert (json.loads(body)["data"]["request"]["id"], json.loads(body)["message"]) == (

@@ -23,8 +23,9 @@ import pytest
 
 from kvstack.rundir import RunDir
 from kvstack.state.explain import reason_words
+from kvstack.state.records import ProxyView
 from kvstack.state.stack_state import StackState
-from kvstack.state.status_json import snapshot_from_dict
+from kvstack.state.status_json import decode, encode
 from tests.real.stacks import free_ports, get, post, run_stack, write_config
 
 pytestmark = pytest.mark.timeout(120)
@@ -89,7 +90,7 @@ def test_a_life_in_the_background(llama_server: Path, model_path: dict[str, Path
         time.sleep(1.0)
 
         status = envelope("status")
-        assert (status["kvstack_result_version"], status["command"], status["status"]) == (1, "status", "success")
+        assert (status["kvstack_result_version"], status["command"], status["status"]) == (2, "status", "success")
         assert (status["data"]["state"], len(status["data"]["requests"])) == ("ready", 1)
         assert status["data"] == get(port, "/kvstack/status")[1] | {"server": status["data"]["server"]}
         family = psutil.Process(status["data"]["server"]["pid"])
@@ -99,7 +100,7 @@ def test_a_life_in_the_background(llama_server: Path, model_path: dict[str, Path
         assert (text.returncode, text.stderr) == (0, "")
         assert "\x1b" not in text.stdout
         row = status["data"]["requests"][0]
-        for word in ("READY", row["verdict"], f"{row['prompt_tokens']}", "sim_best"):
+        for word in ("READY", row["verdict"], f"{row['tokens']['prompt']}", "sim_best"):
             assert word in text.stdout
 
         warm = envelope("warmup")
@@ -189,9 +190,9 @@ def test_request_lines_are_the_status(llama_server: Path, model_path: dict[str, 
             f"POST {row['path']} | items={row['items']} | ts_removed={stripped['ts_removed']}"
             f" | msg_ids_removed={stripped['msg_ids_removed']} | items_modified={stripped['items_modified']}"
             f" | stream={row['stream']} | sim_best={'-' if similarity is None else f'{similarity:.3f}'}"
-            f" | cached={row['cached_tokens']} | evaluated={row['evaluated_tokens']} | {row['verdict']}"
+            f" | cached={row['tokens']['cached']} | evaluated={row['tokens']['evaluated']} | {row['verdict']}"
         )
-        known = snapshot_from_dict(status).row(row["id"])
+        known = decode(StackState, status).row(row["id"])
         assert known is not None
         why = reason_words(known)
         wanted.append(line if why is None else f"{line} | why={why}")
@@ -522,14 +523,13 @@ def test_data_keys_that_others_script_against(hanging: _HangingServer, tmp_path:
     assert data["server"]["pid"] is None
     assert {"requests", "prompt_tokens", "cached_tokens", "evaluated_tokens"} <= data["totals"].keys()
     row = data["requests"][0]
-    published = {
-        "id", "path", "prompt_tokens", "cached_tokens", "evaluated_tokens", "lcp_similarity_ratio", "reuse_ratio",
-        "prefill_ms", "ttft_ms", "decode_tokens_per_s", "verdict", "stripped",
-    }  # fmt: skip
-    assert published <= row.keys()
-    assert row["stripped"].keys() == {"ts_removed", "msg_ids_removed", "items_modified"}
-    assert all(row[key] is None for key in ("cached_tokens", "evaluated_tokens", "lcp_similarity_ratio", "prefill_ms"))
-    assert data.keys() >= StackState("x", "y").to_dict().keys()
+    assert row.keys() >= {"id", "path", "lcp_similarity_ratio", "verdict", "tokens", "timing", "change", "stripped"}
+    assert row["tokens"].keys() >= {"prompt", "cached", "evaluated", "reuse_ratio"}
+    assert row["timing"].keys() >= {"prefill_ms", "ttft_ms", "decode_tokens_per_s"}
+    assert row["stripped"].keys() == {"ts_removed", "msg_ids_removed", "items_modified", "rules"}
+    unknown = (row["tokens"]["cached"], row["tokens"]["evaluated"], row["timing"]["prefill_ms"])
+    assert (*unknown, row["lcp_similarity_ratio"]) == (None, None, None, None)
+    assert data.keys() >= encode(StackState("x", ProxyView("y"))).keys()
 
 
 def test_environment_of_the_verbs_is_not_the_stack(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ def _same(cells: dict[str, str], row: dict[str, Any]) -> bool:
     return (
         cells["time"] == datetime.fromtimestamp(row["time_s"]).strftime("%H:%M:%S")
         and cells["api"] == "chat"
-        and _number(cells["prompt"]) == row["prompt_tokens"]
-        and _number(cells["cached"]) == row["cached_tokens"]
-        and _number(cells["new"]) == row["evaluated_tokens"]
+        and _number(cells["prompt"]) == row["tokens"]["prompt"]
+        and _number(cells["cached"]) == row["tokens"]["cached"]
+        and _number(cells["new"]) == row["tokens"]["evaluated"]
         and cells["sim_best"] == ("-" if similarity is None else f"{similarity:.3f}")
         and cells["ids"] == str(row["stripped"]["msg_ids_removed"])
         and cells["ts"] == str(row["stripped"]["ts_removed"])

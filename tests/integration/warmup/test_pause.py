@@ -12,6 +12,7 @@ from kvstack.bus import Bus
 from kvstack.proxy.request_log import RequestLog
 from kvstack.state.events import RequestEnded, RequestForwarded, RequestReceived, ServerSpawned, StateChanged
 from kvstack.state.lifecycle import State
+from kvstack.state.records import ProxyView
 from kvstack.state.stack_state import StackState
 from kvstack.warmup import pause as pause_module
 from kvstack.warmup.pause import Pause
@@ -27,7 +28,7 @@ def received(number: int, conversation: str | None = None) -> RequestReceived:
 @pytest.fixture
 def bus() -> Bus:
     """A stack that serves."""
-    bus = Bus(StackState("t", "http://127.0.0.1:1"))
+    bus = Bus(StackState("t", ProxyView("http://127.0.0.1:1")))
     bus.publish(ServerSpawned(0.0, 1, ("llama-server",)))
     bus.publish(StateChanged(0.0, State.READY, ""))
     return bus

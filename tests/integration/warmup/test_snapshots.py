@@ -15,6 +15,7 @@ import pytest
 from kvstack.bus import Bus
 from kvstack.config.parse import parse_config
 from kvstack.stack.plan import make_plan
+from kvstack.state.records import ProxyView
 from kvstack.state.stack_state import StackState
 from kvstack.upstream import Props, Upstream, UpstreamError
 from kvstack.warmup.pause import Pause
@@ -59,7 +60,7 @@ class Rig:
         self.stub = stub
         self.warned: list[str] = []
         self.upstream = Upstream(f"http://127.0.0.1:{stub.port}")
-        gate = Pause(Bus(StackState("t", "http://127.0.0.1:1")))
+        gate = Pause(Bus(StackState("t", ProxyView("http://127.0.0.1:1"))))
         self.snapshots = PrefixSnapshots(
             replace(plan.warmup_context, snapshot_dir=directory), self.upstream, Props, gate, self.warned.append
         )

@@ -222,7 +222,7 @@ async def test_a_failure_is_told_and_lasts_as_long_as_the_stack(tmp_path: Path) 
     """This stack makes no other snapshot; the next start makes it anew."""
     async with rig(tmp_path) as made:
         assert await made.turn(SYSTEM, 0) == [False]
-        assert "the next start makes it anew" in made.life.bus.stack_state.notices[-1][2]
+        assert "the next start makes it anew" in made.life.bus.stack_state.notices[-1].text
         assert "request 1 found 0 of its 17 tokens cached" in made.life.bus.stack_state.warmup.detail
         with pytest.raises(NoSnapshot, match="did not hold"):
             await made.snapshots.warm_up(WarmupRequest(CHAT, b"{}"))

@@ -10,6 +10,7 @@ from kvstack.prompt.rules.compiler import compile_rules
 from kvstack.prompt.rules.ruleset import RuleSettings
 from kvstack.proxy.request_log import Bodies, LoggedRequest, RequestLog
 from kvstack.state.events import Event
+from kvstack.state.records import ProxyView
 from kvstack.state.stack_state import StackState
 from tests.unit.state.story import Story
 
@@ -20,7 +21,7 @@ class Life(Story):
     """A stack's life on a bus."""
 
     def __init__(self) -> None:
-        self.bus = Bus(StackState("t", "http://127.0.0.1:1"))
+        self.bus = Bus(StackState("t", ProxyView("http://127.0.0.1:1")))
         self.events: list[Event] = []
         super().__init__()
 

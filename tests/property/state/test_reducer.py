@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstack.state import log_facts as facts
+from kvstack.state.attribution import Join
 from kvstack.state.causes import Cause
 from kvstack.state.events import (
     AnswerSeen,
@@ -29,8 +31,10 @@ from kvstack.state.events import (
 )
 from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import LogFact
+from kvstack.state.records import ProxyView, Totals
 from kvstack.state.reducer import reduce
 from kvstack.state.stack_state import StackState
+from kvstack.state.status_json import decode, encode
 from tests.property.budget import examples
 
 NUMBERS = st.integers(1, 6)
@@ -200,11 +204,22 @@ def unique(events: list[Event]) -> list[Event]:
     return kept
 
 
+def _without_internals(stack_state: StackState) -> StackState:
+    """What another process can know of *stack_state*."""
+    return replace(
+        stack_state,
+        join=Join(),
+        settled_totals=Totals(),
+        server=replace(stack_state.server, argv=()),
+        requests=tuple(replace(row, answer=None, is_counted=False) for row in stack_state.requests),
+    )
+
+
 @given(histories())
 @settings(max_examples=examples(400), deadline=None)
 def test_the_picture_stays_whole(events: list[Event]) -> None:
     """Totals are the sums of what is shown, counters never shrink, a task has one owner, ratios are ratios."""
-    stack_state = StackState("test", "http://127.0.0.1:1")
+    stack_state = StackState("test", ProxyView("http://127.0.0.1:1"))
     counted, shown = stack_state.counters, stack_state.totals
     for event in events:
         stack_state = reduce(stack_state, event)
@@ -219,12 +234,12 @@ def test_the_picture_stays_whole(events: list[Event]) -> None:
     judged = [row for row in stack_state.requests if row.verdict is not None and row.api is not None]
     totals = stack_state.totals
     assert totals.requests == len(judged) == sum(totals.verdicts.values())
-    known = [row for row in judged if None not in {row.prompt_tokens, row.cached_tokens, row.evaluated_tokens}]
-    assert totals.cached_tokens == sum(row.cached_tokens or 0 for row in known)
-    assert totals.evaluated_tokens == sum(row.evaluated_tokens or 0 for row in known)
+    known = [row for row in judged if None not in {row.tokens.prompt, row.tokens.cached, row.tokens.evaluated}]
+    assert totals.cached_tokens == sum(row.tokens.cached or 0 for row in known)
+    assert totals.evaluated_tokens == sum(row.tokens.evaluated or 0 for row in known)
     assert counted.requests <= totals.requests
     for seconds, sums in (("saved_s", totals.saved_s), ("cost_s", totals.cost_s)):
-        rows = [getattr(row, seconds) or 0.0 for row in judged if row.is_counted]
+        rows = [getattr(row.timing, seconds) or 0.0 for row in judged if row.is_counted]
         assert sums == pytest.approx(sum(rows))
     owners = [task.owner for task in stack_state.join.tasks if task.owner is not None]
     assert len(owners) == len(set(owners))
@@ -234,11 +249,14 @@ def test_the_picture_stays_whole(events: list[Event]) -> None:
     assert stack_state.log.unclaimed_tasks >= 0
     for row in stack_state.requests:
         assert (row.verdict is not None) == row.is_over
-        for ratio in (row.reuse_ratio, row.lcp_similarity_ratio):
+        for ratio in (row.tokens.reuse_ratio, row.lcp_similarity_ratio):
             assert ratio is None or 0.0 <= ratio <= 1.0
-        if row.prompt_tokens is not None:
-            assert (row.cached_tokens or 0) + (row.evaluated_tokens or 0) <= row.prompt_tokens
-        assert (row.lost_tokens or 0) >= 0
-        assert (row.cost_s or 0) >= 0
-        assert (row.saved_s or 0) >= 0
-    assert json.loads(json.dumps(stack_state.to_dict())) == stack_state.to_dict()
+        if row.tokens.prompt is not None:
+            assert (row.tokens.cached or 0) + (row.tokens.evaluated or 0) <= row.tokens.prompt
+        assert (row.tokens.lost or 0) >= 0
+        assert (row.timing.cost_s or 0) >= 0
+        assert (row.timing.saved_s or 0) >= 0
+    shape = json.loads(json.dumps(encode(stack_state)))
+    read = decode(StackState, shape)
+    assert read == _without_internals(stack_state)
+    assert encode(read) == shape

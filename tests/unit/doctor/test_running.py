@@ -12,8 +12,8 @@ from kvstack.doctor import Facts, Finding, Severity, diagnose
 from kvstack.state.causes import Cause
 from kvstack.state.events import Difference, StateChanged, WarmupEnded
 from kvstack.state.lifecycle import State
-from kvstack.state.records import RequestRow
 from kvstack.state.verdict import Verdict
+from tests.unit.state.rows import request_row
 from tests.unit.state.story import Story
 
 
@@ -50,9 +50,7 @@ def test_the_most_frequent_cause_is_named_with_its_remedy() -> None:
 def test_every_verdict_has_its_words() -> None:
     """Whatever keeps happening can be told."""
     for verdict in Verdict:
-        row = RequestRow(
-            1, 1.0, "POST", "/x", "chat", verdict=verdict, prompt_tokens=9, cached_tokens=0, lost_tokens=9, phase="done"
-        )
+        row = request_row(verdict=verdict, prompt=9, cached=0, lost=9, phase="done")
         story = Story()
         story.stack_state = replace(story.stack_state, requests=(row, replace(row, id=2)))
         good = verdict in {"HIT", "WARM", "RESTORED", "CANCELLED", "FAILED", "UNKNOWN"}

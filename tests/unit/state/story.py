@@ -19,7 +19,7 @@ from kvstack.state.events import (
     WarmupEnded,
 )
 from kvstack.state.lifecycle import State
-from kvstack.state.records import RequestRow
+from kvstack.state.records import ProxyView, RequestRow
 from kvstack.state.reducer import reduce
 from kvstack.state.stack_state import StackState
 
@@ -30,7 +30,7 @@ class Story:
     """A stack that is ready, its server in run 1."""
 
     def __init__(self, *, attached: bool = False) -> None:
-        self.stack_state = StackState("test", "http://127.0.0.1:1234")
+        self.stack_state = StackState("test", ProxyView("http://127.0.0.1:1234"))
         self.now_s = 1000.0
         self.run = 0
         self.numbers = 0

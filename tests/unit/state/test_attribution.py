@@ -7,6 +7,8 @@ import itertools
 import pytest
 
 from kvstack.state.events import AnswerSeen, WarmupEnded, WarmupStarted, WarmupStepped
+from kvstack.state.status_json import encode
+from tests.unit.state.rows import slot_of, task_of
 from tests.unit.state.story import Story
 
 
@@ -21,7 +23,7 @@ def test_the_log_after_the_answer() -> None:
     assert (before.verdict, before.settled) == ("WARM", False)
     story.finish(task, 1000, 950)
     after = story.row(number)
-    assert (after.settled, after.task, after.lcp_similarity_ratio) == (True, task, 0.9)
+    assert (after.settled, task_of(after), after.lcp_similarity_ratio) == (True, task, 0.9)
     assert story.stack_state.totals.requests == 1
     assert story.stack_state.totals.cached_tokens == 950
 
@@ -35,7 +37,7 @@ def test_all_of_the_log_after_the_answer() -> None:
     task = story.launch(how="lcp", similarity=0.9)
     story.finish(task, 1000, 950)
     row = story.row(number)
-    assert (row.task, row.lcp_similarity_ratio, row.settled) == (task, 0.9, True)
+    assert (task_of(row), row.lcp_similarity_ratio, row.settled) == (task, 0.9, True)
     assert story.stack_state.log.unclaimed_tasks == 0
 
 
@@ -53,7 +55,7 @@ def test_parallel_requests_are_told_apart(order: tuple[int, ...]) -> None:
         story.end(numbers[index])
     for index in range(3):
         row = story.row(numbers[index])
-        assert (row.slot, row.task, row.prompt_tokens) == (index, tasks[index], prompts[index])
+        assert (slot_of(row), task_of(row), row.tokens.prompt) == (index, tasks[index], prompts[index])
         assert row.lcp_similarity_ratio == pytest.approx(0.2 + index / 10)
         assert row.settled
         assert story.stack_state.slots[index].conversation == f"c{index}"
@@ -71,7 +73,7 @@ def test_bypass_beside_a_proxied_request() -> None:
     story.answer(number, 800, 400)
     story.end(number)
     row = story.row(number)
-    assert (row.task, row.slot, row.lcp_similarity_ratio) == (own, 0, 0.5)
+    assert (task_of(row), slot_of(row), row.lcp_similarity_ratio) == (own, 0, 0.5)
     assert story.stack_state.log.unclaimed_tasks == 1
     assert story.stack_state.slots[1].request is None
 
@@ -85,7 +87,7 @@ def test_figures_that_contradict_are_not_taken() -> None:
     story.answer(number, 800, 400)
     story.end(number)
     row = story.row(number)
-    assert (row.task, row.lcp_similarity_ratio) == (None, None)
+    assert (task_of(row), row.lcp_similarity_ratio) == (None, None)
     assert story.stack_state.log.unclaimed_tasks == 1
 
 
@@ -98,7 +100,7 @@ def test_answers_without_timings_take_times_from_the_log() -> None:
     story.answer(number, 600, 0, generated=11, timings=False)
     story.end(number)
     row = story.row(number)
-    assert (row.prefill_ms, row.decode_ms, row.decode_tokens_per_s) == (600.0, 22.0, 100.0)
+    assert (row.timing.prefill_ms, row.timing.decode_ms, row.timing.decode_tokens_per_s) == (600.0, 22.0, 100.0)
     assert row.settled
 
 
@@ -111,7 +113,7 @@ def test_an_answer_without_any_figures(detailed: bool) -> None:
     story.finish(task, 3164, 100, generated=8, detailed=detailed)
     story.end(number)
     row = story.row(number)
-    assert (row.prompt_tokens, row.cached_tokens, row.evaluated_tokens, row.generated_tokens) == (3164, 100, 3064, 8)
+    assert (row.tokens.prompt, row.tokens.cached, row.tokens.evaluated, row.tokens.generated) == (3164, 100, 3064, 8)
     assert row.settled
 
 
@@ -128,11 +130,11 @@ def test_progress_of_a_running_prefill() -> None:
         " t =   3.48 s / 7070.30 tokens per second"
     )
     row, slot = story.row(number), story.stack_state.slots[0]
-    assert (row.prompt_tokens, row.processed_tokens, row.prefill_tokens_per_s) == (29614, 24576, 7070.3)
-    assert (row.cached_tokens, row.verdict) == (8192, None)
+    assert (row.tokens.prompt, row.tokens.processed, row.work and row.work.tokens_per_s) == (29614, 24576, 7070.3)
+    assert (row.tokens.cached, row.verdict) == (8192, None)
     assert (slot.slot, slot.conversation, slot.processed_tokens, slot.tokens_per_s) == (2, "c1", 24576, 7070.3)
-    shown = story.stack_state.to_dict()["slots"][0]
-    assert (shown["is_busy"], shown["prompt_tokens"], shown["processed_tokens"]) == (True, 29614, 24576)
+    shown = encode(story.stack_state)["slots"][0]
+    assert (shown["is_busy"], shown["running_prompt_tokens"], shown["processed_tokens"]) == (True, 29614, 24576)
 
 
 def test_child_tasks_are_their_parents() -> None:
@@ -145,7 +147,7 @@ def test_child_tasks_are_their_parents() -> None:
     story.finish(child, 500, 499, slot=1)
     story.answer(number, 500, 0)
     story.end(number)
-    assert story.row(number).task == parent
+    assert task_of(story.row(number)) == parent
     assert story.stack_state.log.unclaimed_tasks == 0
     assert story.stack_state.totals.requests == 1
 
@@ -182,7 +184,7 @@ def test_other_requests_get_no_task() -> None:
     story.ask(None, api=None)
     number = story.ask()
     task = story.launch(how="lru")
-    assert story.row(number).task == task
+    assert task_of(story.row(number)) == task
 
 
 def test_a_warmup_by_hand_is_no_bypass() -> None:
@@ -209,7 +211,7 @@ def test_a_log_that_lags_behind_the_warmup() -> None:
     story.finish(task, 7766, 7494)
     story.answer(number, 7766, 7494)
     story.end(number)
-    assert (story.row(number).task, story.row(number).verdict) == (task, "WARM")
+    assert (task_of(story.row(number)), story.row(number).verdict) == (task, "WARM")
     assert story.stack_state.log.unclaimed_tasks == 0
 
 
@@ -238,7 +240,7 @@ def test_near_misses_are_no_proof(ours: tuple[int, float], theirs: tuple[int, fl
     story.log(f"slot      release: id  0 | task {task} | stop processing: n_tokens = 507, truncated = 0")
     story.emit(AnswerSeen(number, 500, 0, 500, ours[0], 500.0 + ours[1], 16.0))
     story.end(number)
-    assert story.row(number).task is None
+    assert task_of(story.row(number)) is None
     assert story.stack_state.log.unclaimed_tasks == 1
 
 
@@ -356,7 +358,7 @@ def test_a_warm_up_that_failed_claims_nothing() -> None:
     story = Story()
     story.emit(WarmupStarted(story.now_s))
     story.emit(WarmupEnded(story.now_s, "failed", detail="HTTP 400"))
-    assert story.turn(1000, 0).slot == 0
+    assert slot_of(story.turn(1000, 0)) == 0
     assert not story.stack_state.slots[0].is_warmup
 
 
@@ -374,7 +376,7 @@ def test_a_warm_up_and_a_request_at_once(warm_up_first: bool) -> None:
     story.answer(number, 700, 0)
     story.end(number)
     story.emit(WarmupEnded(story.now_s, "done", 1200, 1200, 1200.0))
-    assert story.row(number).task == theirs
+    assert task_of(story.row(number)) == theirs
     assert story.row(number).settled
     assert [slot_view.is_warmup for slot_view in story.stack_state.slots] == [slot[ours] == 0, slot[ours] == 1]
     assert story.stack_state.log.unclaimed_tasks == 0
@@ -386,7 +388,7 @@ def test_a_request_that_was_sent_before_the_warm_up_keeps_its_task() -> None:
     number = story.ask()
     story.emit(WarmupStarted(story.now_s))
     story.launch(0)
-    assert story.row(number).slot == 0
+    assert slot_of(story.row(number)) == 0
     assert not story.stack_state.slots[0].is_warmup
     story.launch(1)
     assert story.stack_state.slots[1].is_warmup
@@ -405,8 +407,8 @@ def test_a_refused_task_that_was_mixed_up_leaves_the_slot_as_it_was() -> None:
     story.finish(served, 1100, 0, slot=1)
     story.answer(other, 1100, 0)
     story.end(other)
-    assert story.row(other).task == served
-    assert story.row(too_long).task == refused
+    assert task_of(story.row(other)) == served
+    assert task_of(story.row(too_long)) == refused
     slots = story.stack_state.slots
     assert [(slot.conversation, slot.request) for slot in slots] == [("held", held.id), ("other", other)]
 
@@ -461,7 +463,7 @@ def test_a_client_that_left_before_the_log_told_of_its_task_is_no_bypass() -> No
     story.log(f"slot      release: {head}stop processing: n_tokens = 512, truncated = 0")
     assert story.stack_state.log.unclaimed_tasks == 0
     row = story.row(number)
-    assert (row.task, row.verdict, row.evaluated_tokens) == (task, "CANCELLED", 512)
+    assert (task_of(row), row.verdict, row.tokens.evaluated) == (task, "CANCELLED", 512)
 
 
 def test_whose_a_slot_is_reaches_past_a_refused_task() -> None:

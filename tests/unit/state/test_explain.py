@@ -11,14 +11,16 @@ from kvstack.state.causes import Cause
 from kvstack.state.events import Difference
 from kvstack.state.explain import Explanation, explain, reason_words
 from kvstack.state.records import RequestRow
+from kvstack.state.status_json import encode
 from kvstack.state.verdict import Verdict
+from tests.unit.state.rows import changed, request_row
 from tests.unit.state.story import Story
 
 
 def told(story: Story, number: int) -> Explanation:
     """The explanation of one request of a story."""
     row = story.row(number)
-    before = story.stack_state.row(row.before) if row.before is not None else None
+    before = story.stack_state.row(row.change.before) if row.change.before is not None else None
     return explain(row, before, story.stack_state.prefill_tokens_per_s, story.stack_state.server.slots)
 
 
@@ -57,7 +59,7 @@ def test_what_changed_behind_the_first_difference() -> None:
     number = story.ask(items=4, difference=Difference(Cause.ID, "messages[0].content", 50, 0, (Cause.CLOCK,)))
     client = part(told(story, number), "What the client changed")
     assert client == "It differs from the former request: id in messages[0].content @50, and a clock behind it."
-    assert story.stack_state.to_dict()["requests"][-1]["difference"]["behind"] == ["clock"]
+    assert encode(story.stack_state)["requests"][-1]["change"]["difference"]["behind"] == ["clock"]
 
 
 def test_an_id_at_the_very_front() -> None:
@@ -100,7 +102,7 @@ def test_a_new_conversation_with_another_prompt_lost_nothing() -> None:
     story.warm(5000, boundary=4900)
     row = story.turn(3000, 400, conversation="b", similarity=0.133)
     assert (row.verdict, reason_words(row)) == ("PARTIAL", "only its first 400 tokens were known")
-    assert (row.lost_tokens, row.cost_s) == (0, 0.0)
+    assert (row.tokens.lost, row.timing.cost_s) == (0, 0.0)
     cost = part(told(story, row.id), "What it cost")
     assert "could have been cached" not in cost
     assert "As far as is known, none of what was evaluated had been in the cache." in cost
@@ -185,14 +187,14 @@ def test_restored_at_the_default_level() -> None:
 def test_each_class_of_cause_has_its_remedy(cause: Cause, word: str) -> None:
     """The remedy follows the cause."""
     difference = Difference(cause, "input[3].content", 20, 3)
-    row = RequestRow(1, 1.0, "POST", "/v1/responses", "responses", verdict=Verdict.PARTIAL, difference=difference)
+    row = request_row(path="/v1/responses", api="responses", verdict=Verdict.PARTIAL, difference=difference)
     assert word in part(explain(row), "What to do")
 
 
 def test_a_remedy_is_one_for_this_client() -> None:
     """A switch of OpenClaw is none for others; what stands behind the first change wants its own; no freezing alone."""
     difference = Difference(Cause.ID, "messages[0].content", 9, 0, (Cause.CLOCK,))
-    row = RequestRow(1, 1.0, "POST", "/v1/x", "chat", verdict=Verdict.PARTIAL, items=2, difference=difference)
+    row = request_row(path="/v1/x", verdict=Verdict.PARTIAL, items=2, difference=difference)
     told = part(explain(row), "What to do")
     assert "strip_message_ids" not in told
     assert "`drop` for this id" in told
@@ -212,7 +214,7 @@ def test_every_verdict_can_be_explained(verdict: Verdict | None) -> None:
     """Also a request of which next to nothing is known, and as JSON."""
     found = explain(RequestRow(7, 1.0, "POST", "/v1/messages", "messages", verdict=verdict))
     assert found.headline.endswith(".")
-    assert json.loads(json.dumps(found.to_dict()))["request"] == 7
+    assert json.loads(json.dumps(encode(found)))["request"] == 7
 
 
 def test_a_running_request() -> None:
@@ -244,7 +246,7 @@ def test_what_the_log_told_of_a_task() -> None:
 
 def test_long_times_are_minutes() -> None:
     """Nobody reads 1,234,567 ms."""
-    row = RequestRow(1, 1.0, "POST", "/x", "chat", verdict=Verdict.HIT, saved_s=1234.5, ttft_ms=900.0)
+    row = request_row(verdict=Verdict.HIT, saved_s=1234.5, ttft_ms=900.0)
     assert part(explain(row), "What it cost") == (
         "The cache saved 20.6 min of prefill. The first token came after 900 ms."
     )
@@ -257,15 +259,13 @@ def whole(explanation: Explanation) -> str:
 
 def test_an_answer_in_one_piece() -> None:
     """When it came, and when its first token was there."""
-    row = RequestRow(
-        1, 1.0, "POST", "/x", "chat", verdict=Verdict.HIT, phase="done", status=200, duration_ms=4300.0, ttft_ms=400.0
-    )
+    row = request_row(verdict=Verdict.HIT, phase="done", status=200, duration_ms=4300.0, ttft_ms=400.0)
     assert part(explain(row), "What it cost") == (
         "The answer came after 4.3 s in one piece (not streamed); its first token after 400 ms."
     )
-    unknown = replace(row, ttft_ms=None)
+    unknown = changed(row, ttft_ms=None)
     assert part(explain(unknown), "What it cost") == "The answer came after 4.3 s in one piece (not streamed)."
-    streamed = replace(row, is_streamed=True)
+    streamed = changed(row, is_streamed=True)
     assert part(explain(streamed), "What it cost") == "The first token came after 400 ms."
 
 
@@ -282,12 +282,7 @@ def test_an_answer_in_one_piece() -> None:
 )
 def test_a_failure_names_status_and_error(status: int, error: str | None, said: str, remedy: str) -> None:
     """What the client got stands there in the server's own words, and a next step."""
-    row = RequestRow(
-        1,
-        1.0,
-        "POST",
-        "/x",
-        "chat",
+    row = request_row(
         verdict=Verdict.FAILED,
         phase="failed",
         status=status,
@@ -356,7 +351,7 @@ def test_what_was_cached_is_not_called_new() -> None:
 
 def test_a_former_request_that_is_forgotten() -> None:
     """It is no first request only because nobody remembers the one before."""
-    row = RequestRow(150, 1.0, "POST", "/x", "chat", verdict=Verdict.HIT, conversation="a", before=3)
+    row = request_row(id=150, verdict=Verdict.HIT, conversation="a", before=3)
     assert "which is not remembered any more" in part(explain(row), "The request")
 
 

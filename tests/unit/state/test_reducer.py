@@ -27,11 +27,13 @@ from kvstack.state.events import (
 )
 from kvstack.state.lifecycle import State
 from kvstack.state.log_facts import UnknownRecord
+from kvstack.state.records import ProxyView
 from kvstack.state.reducer import reduce
 from kvstack.state.stack_state import StackState
+from kvstack.state.status_json import encode
 from tests.unit.state.story import Story
 
-EMPTY = StackState("demo", "http://127.0.0.1:1234")
+EMPTY = StackState("demo", ProxyView("http://127.0.0.1:1234"))
 
 
 def received(number: int, time_s: float = 10.0, **changes: object) -> RequestReceived:
@@ -55,7 +57,7 @@ def received(number: int, time_s: float = 10.0, **changes: object) -> RequestRec
 
 def test_a_fresh_snapshot_says_nothing_it_does_not_know() -> None:
     """What is not known is null, and everything survives JSON."""
-    shape = EMPTY.to_dict()
+    shape = encode(EMPTY)
     assert json.loads(json.dumps(shape)) == shape
     assert shape["server"]["pid"] is None
     assert shape["server"]["ctx_per_slot"] is None
@@ -68,7 +70,7 @@ def test_the_names_that_others_script_against() -> None:
     """The published names are all there."""
     story = Story()
     story.turn(100, 0)
-    shape = story.stack_state.to_dict()
+    shape = encode(story.stack_state)
     assert shape.keys() >= {"name", "state", "proxy", "server", "totals", "requests"}
     assert shape["proxy"] == {"url": "http://127.0.0.1:1234"}
     assert shape["server"].keys() >= {"url", "pid", "build", "ctx_per_slot", "device"}
@@ -76,18 +78,22 @@ def test_the_names_that_others_script_against() -> None:
     assert shape["requests"][0].keys() >= {
         "id",
         "path",
-        "prompt_tokens",
-        "cached_tokens",
-        "evaluated_tokens",
         "lcp_similarity_ratio",
-        "reuse_ratio",
-        "prefill_ms",
-        "ttft_ms",
-        "decode_tokens_per_s",
         "verdict",
+        "tokens",
+        "timing",
+        "change",
         "stripped",
+        "work",
     }
-    assert shape["requests"][0]["stripped"] == {"ts_removed": 1, "msg_ids_removed": 2, "items_modified": 1}
+    assert shape["requests"][0]["tokens"].keys() >= {"prompt", "cached", "evaluated", "generated", "reuse_ratio"}
+    assert shape["requests"][0]["timing"].keys() >= {"prefill_ms", "ttft_ms", "decode_tokens_per_s"}
+    assert shape["requests"][0]["stripped"] == {
+        "ts_removed": 1,
+        "msg_ids_removed": 2,
+        "items_modified": 1,
+        "rules": {},
+    }
 
 
 def test_a_request_from_its_receipt_to_its_end() -> None:
@@ -97,15 +103,18 @@ def test_a_request_from_its_receipt_to_its_end() -> None:
     stack_state = reduce(stack_state, RequestForwarded(10.1, 1))
     assert stack_state.requests[0].phase == "forwarded"
     stack_state = reduce(stack_state, FirstByteSent(10.75, 1))
-    assert (stack_state.requests[0].phase, stack_state.requests[0].ttft_ms) == ("answering", pytest.approx(750.0))
+    assert (stack_state.requests[0].phase, stack_state.requests[0].timing.ttft_ms) == (
+        "answering",
+        pytest.approx(750.0),
+    )
     assert stack_state.requests[0].verdict is None
     assert stack_state.totals.requests == 0
     stack_state = reduce(stack_state, AnswerSeen(1, 18402, 18377, 25, 40, 200.0, 1000.0, 39.0))
     stack_state = reduce(stack_state, RequestEnded(11.0, 1, 200, "done"))
     row = stack_state.requests[0]
     assert (row.phase, row.status, row.verdict) == ("done", 200, "WARM")
-    assert (row.prefill_ms, row.decode_tokens_per_s) == (200.0, 39.0)
-    assert row.reuse_ratio == pytest.approx(18377 / 18402)
+    assert (row.timing.prefill_ms, row.timing.decode_tokens_per_s) == (200.0, 39.0)
+    assert row.tokens.reuse_ratio == pytest.approx(18377 / 18402)
     totals = stack_state.totals
     assert (totals.requests, totals.prompt_tokens, totals.cached_tokens, totals.evaluated_tokens) == (
         1,
@@ -121,7 +130,7 @@ def test_only_the_first_token_counts() -> None:
     stack_state = reduce(EMPTY, received(1))
     for time_s in (10.5, 12.0):
         stack_state = reduce(stack_state, FirstByteSent(time_s, 1))
-    assert stack_state.requests[0].ttft_ms == pytest.approx(500.0)
+    assert stack_state.requests[0].timing.ttft_ms == pytest.approx(500.0)
 
 
 def _answered_in_one_piece(*, generated: int = 40, **ended: object) -> StackState:
@@ -134,9 +143,9 @@ def _answered_in_one_piece(*, generated: int = 40, **ended: object) -> StackStat
 def test_the_first_token_of_an_answer_in_one_piece() -> None:
     """It was there when the decode began, not when the answer came."""
     row = _answered_in_one_piece().requests[0]
-    assert row.duration_ms == pytest.approx(5000.0)
-    assert row.ttft_ms == pytest.approx(2000.0)
-    assert not row.is_streamed
+    assert row.timing.duration_ms == pytest.approx(5000.0)
+    assert row.timing.ttft_ms == pytest.approx(2000.0)
+    assert not row.timing.is_streamed
 
 
 def test_what_had_no_token_has_no_time_to_it() -> None:
@@ -147,7 +156,7 @@ def test_what_had_no_token_has_no_time_to_it() -> None:
         _answered_in_one_piece(generated=0),
         reduce(reduce(EMPTY, received(1)), RequestEnded(15.0, 1, 200, "done")),
     ):
-        assert stack_state.requests[0].ttft_ms is None
+        assert stack_state.requests[0].timing.ttft_ms is None
 
 
 def test_a_stream_that_broke_keeps_its_first_token() -> None:
@@ -155,7 +164,7 @@ def test_a_stream_that_broke_keeps_its_first_token() -> None:
     stack_state = reduce(reduce(EMPTY, received(1)), FirstByteSent(10.5, 1))
     stack_state = reduce(stack_state, RequestEnded(12.0, 1, 200, "failed", "the connection broke"))
     row = stack_state.requests[0]
-    assert (row.ttft_ms, row.verdict, row.error) == (pytest.approx(500.0), "FAILED", "the connection broke")
+    assert (row.timing.ttft_ms, row.verdict, row.error) == (pytest.approx(500.0), "FAILED", "the connection broke")
 
 
 def test_the_decode_time_may_come_with_the_log() -> None:
@@ -166,18 +175,18 @@ def test_the_decode_time_may_come_with_the_log() -> None:
     story.emit(AnswerSeen(number, 1000, 0, 1000, 8))
     story.now_s += 5.0
     story.end(number)
-    assert story.row(number).ttft_ms is None
+    assert story.row(number).timing.ttft_ms is None
     story.finish(task, 1000, 0, generated=8)
     row = story.row(number)
-    assert (row.decode_ms, row.duration_ms) == (16.0, pytest.approx(5000.0, abs=20.0))
-    assert row.ttft_ms == pytest.approx((row.duration_ms or 0) - 16.0)
+    assert (row.timing.decode_ms, row.timing.duration_ms) == (16.0, pytest.approx(5000.0, abs=20.0))
+    assert row.timing.ttft_ms == pytest.approx((row.timing.duration_ms or 0) - 16.0)
 
 
 def test_a_single_token_has_no_decode_speed() -> None:
     """The first token comes with the prefill: builds print a million tokens per second, or zero."""
     stack_state = reduce(EMPTY, received(1))
     stack_state = reduce(stack_state, AnswerSeen(1, 390, 389, 1, 1, 0.17, 0.001, 1_000_000.0))
-    assert stack_state.requests[0].decode_tokens_per_s is None
+    assert stack_state.requests[0].timing.decode_tokens_per_s is None
 
 
 def test_events_of_forgotten_requests() -> None:
@@ -266,11 +275,11 @@ def test_what_the_log_tells_of_the_server() -> None:
     server = story.stack_state.server
     assert (server.device, server.layers_offloaded, server.layers_total) == ("Vulkan0", 49, 49)
     assert server.device_name == "Radeon 8060S"
-    assert server.buffers == {"model Vulkan0": 2 * 1048576, "kv Vulkan0": 4 * 1048576}
+    assert server.buffers_bytes == {"model Vulkan0": 2 * 1048576, "kv Vulkan0": 4 * 1048576}
     assert (server.slots, server.ctx_per_slot, server.kv_unified) == (4, 32768, False)
     assert server.similarity_threshold_ratio == 0.25
     assert server.warnings == ("cache_reuse is not supported by this context, it will be disabled",)
-    assert [level for _, level, _ in story.stack_state.notices] == ["warning"]
+    assert [notice.level for notice in story.stack_state.notices] == ["warning"]
     ram = story.stack_state.ram_cache
     assert (ram.prompts, ram.size_bytes, ram.limit_bytes) == (2, 64 * 1048576, 8192 * 1048576)
 
@@ -303,7 +312,7 @@ def test_drift_is_shown() -> None:
     stack_state = reduce(stack_state, LogFactSeen(1.0, 1, UnknownRecord("slot", "dancing 0")))
     assert stack_state.log.drift == 10
     assert len(stack_state.log.drift_samples) == 5
-    assert stack_state.to_dict()["log"]["drift"] == 10
+    assert encode(stack_state)["log"]["drift"] == 10
 
 
 def test_lines_and_notices_are_bounded() -> None:
@@ -314,13 +323,13 @@ def test_lines_and_notices_are_bounded() -> None:
         stack_state = reduce(stack_state, Notice(float(number), "info", f"notice {number}"))
     assert stack_state.log_lines == tuple(f"line {number}" for number in range(150, 200))
     assert len(stack_state.notices) == 50
-    assert stack_state.notices[-1] == (199.0, "info", "notice 199")
+    assert stack_state.notices[-1] == Notice(199.0, "info", "notice 199")
 
 
 def test_the_warmup_is_shown() -> None:
     """What the warm-up did, and how long it took."""
     stack_state = reduce(EMPTY, WarmupEnded(1.0, "done", 7504, 7504, 812.5, boundary_tokens=7494))
-    assert stack_state.to_dict()["warmup"] == {
+    assert encode(stack_state)["warmup"] == {
         "outcome": "done",
         "prompt_tokens": 7504,
         "evaluated_tokens": 7504,
@@ -369,7 +378,7 @@ def test_no_slot_outlives_its_server() -> None:
     running = story.launch()
     story.emit(StateChanged(story.now_s, State.BACKOFF, "died"))
     assert story.stack_state.slots == ()
-    assert story.stack_state.to_dict()["slots"] == []
+    assert encode(story.stack_state)["slots"] == []
     assert (story.stack_state.ram_cache.prompts, story.stack_state.ram_cache.limit_bytes) == (None, limit)
     story.finish(running, 3100, 3000)
     assert story.stack_state.slots == ()
@@ -390,8 +399,8 @@ def test_saved_and_lost_seconds() -> None:
     story.turn(10050, 9996, items=4)
     story.turn(10100, 2000, items=6, difference=Difference(Cause.CLOCK, "system", 0))
     hit, partial = story.row(2), story.row(3)
-    assert (hit.saved_s, hit.cost_s) == (pytest.approx(9.996), 0.0)
-    assert (partial.saved_s, partial.cost_s) == (pytest.approx(2.0), pytest.approx(8.05))
+    assert (hit.timing.saved_s, hit.timing.cost_s) == (pytest.approx(9.996), 0.0)
+    assert (partial.timing.saved_s, partial.timing.cost_s) == (pytest.approx(2.0), pytest.approx(8.05))
     totals = story.stack_state.totals
     assert totals.saved_s == pytest.approx(0 + 9.996 + 2.0)
     assert totals.cost_s == pytest.approx(10.0 + 0 + 8.05)

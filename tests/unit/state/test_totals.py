@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from kvstack.state.records import RequestRow
 from kvstack.state.totals import SpeedAtContext, decode_by_context
+from tests.unit.state.rows import request_row
 
 
 def row(prompt: int, decode_ms: float | None, generated: int = 100) -> RequestRow:
     """A request with a decode time."""
-    return RequestRow(
-        1, 1.0, "POST", "/x", "chat", prompt_tokens=prompt, generated_tokens=generated, decode_ms=decode_ms
-    )
+    return request_row(prompt=prompt, generated=generated, decode_ms=decode_ms)
 
 
 def test_speed_by_context() -> None:

@@ -8,6 +8,7 @@ from kvstack.state.causes import CAUSES, Cause
 from kvstack.state.events import Difference, ServerDescribed
 from kvstack.state.explain import reason_words
 from kvstack.state.verdict import REASONS, VERDICTS, ReasonKind, Verdict
+from tests.unit.state.rows import slot_of, task_of
 from tests.unit.state.story import Story
 
 FORCED = (
@@ -22,14 +23,14 @@ def test_growing_conversation() -> None:
     """The first request is cold, each that extends it is a hit that costs nothing."""
     story = Story()
     first = story.turn(2896, 0, items=2, how="lru")
-    assert (first.verdict, reason_words(first), first.lost_tokens) == (
+    assert (first.verdict, reason_words(first), first.tokens.lost) == (
         "COLD",
         "first request of its conversation",
         2896,
     )
     for items, prompt, cached in ((4, 2943, 2892), (6, 2990, 2939), (8, 3037, 2986)):
         row = story.turn(prompt, cached, items=items)
-        assert (row.verdict, reason_words(row), row.lost_tokens, row.cost_s) == ("HIT", None, 0, 0.0)
+        assert (row.verdict, reason_words(row), row.tokens.lost, row.timing.cost_s) == ("HIT", None, 0, 0.0)
         assert row.settled
     assert story.stack_state.totals.verdicts == {"COLD": 1, "HIT": 3}
 
@@ -39,7 +40,7 @@ def test_a_long_answer_that_is_rendered_anew_is_still_a_hit() -> None:
     story = Story()
     story.turn(2000, 0, generated=600)
     row = story.turn(2700, 1996, items=4, similarity=0.74)
-    assert (row.verdict, row.evaluated_tokens) == ("HIT", 704)
+    assert (row.verdict, row.tokens.evaluated) == ("HIT", 704)
 
 
 def test_partial_with_the_proxys_cause() -> None:
@@ -47,8 +48,8 @@ def test_partial_with_the_proxys_cause() -> None:
     story = Story()
     story.turn(2941, 0)
     row = story.turn(2995, 395, items=4, difference=Difference(Cause.ID, "system", 1514), similarity=0.132)
-    assert (row.verdict, reason_words(row), row.lost_tokens) == ("PARTIAL", "id in system @1,514", 2941 - 395)
-    assert row.cost_s == pytest.approx((2941 - 395) / 1000)
+    assert (row.verdict, reason_words(row), row.tokens.lost) == ("PARTIAL", "id in system @1,514", 2941 - 395)
+    assert row.timing.cost_s == pytest.approx((2941 - 395) / 1000)
 
 
 def test_partial_on_a_hybrid_model_that_kept_nothing() -> None:
@@ -62,8 +63,8 @@ def test_partial_on_a_hybrid_model_that_kept_nothing() -> None:
     story.answer(number, 2995, 0)
     story.end(number)
     row = story.row(number)
-    assert (row.verdict, reason_words(row), row.cached_tokens) == ("PARTIAL", "clock in system @57,012", 0)
-    assert row.lost_tokens == 2941
+    assert (row.verdict, reason_words(row), row.tokens.cached) == ("PARTIAL", "clock in system @57,012", 0)
+    assert row.tokens.lost == 2941
     assert row.lcp_similarity_ratio == 0.132
 
 
@@ -74,7 +75,7 @@ def test_partial_of_a_conversation_that_is_not_recognised_any_more() -> None:
     row = story.turn(
         2995, 395, conversation="c2", items=4, difference=Difference(Cause.ID, "system", 0), similarity=0.132
     )
-    assert (row.verdict, reason_words(row), row.lost_tokens) == ("PARTIAL", "id in system @0", 2941 - 395)
+    assert (row.verdict, reason_words(row), row.tokens.lost) == ("PARTIAL", "id in system @0", 2941 - 395)
 
 
 @pytest.mark.parametrize("cached", [0, 10, 395])
@@ -88,8 +89,8 @@ def test_single_turns_whose_beginning_changes(cached: int) -> None:
             2950, cached, conversation=f"c{number}", difference=Difference(Cause.ID, "messages[0].content", 6, 0)
         )
         assert (row.verdict, reason_words(row)) == ("PARTIAL", "id in messages[0].content @6")
-        assert row.lost_tokens is not None
-        assert 2941 - cached <= row.lost_tokens <= 2950 - cached  # (what the slot held is all that could be reused)
+        assert row.tokens.lost is not None
+        assert 2941 - cached <= row.tokens.lost <= 2950 - cached  # (what the slot held is all that could be reused)
 
 
 @pytest.mark.parametrize(("cached", "verdict"), [(2900, "WARM"), (1600, "WARM")])
@@ -131,7 +132,7 @@ def test_high_similarity_and_a_full_prefill(forced: bool) -> None:
     story.answer(number, 5030, 0)
     story.end(number)
     row = story.row(number)
-    assert (row.verdict, row.lost_tokens) == ("REPROCESS", 5000)
+    assert (row.verdict, row.tokens.lost) == ("REPROCESS", 5000)
     assert reason_words(row) == f"5,000 tokens matched, 0 kept: {'no checkpoint' if forced else 'not kept'}"
 
 
@@ -140,7 +141,7 @@ def test_reprocess_from_an_early_checkpoint() -> None:
     story = Story()
     story.turn(9400, 0)
     row = story.turn(9500, 5967, items=4, similarity=0.98)
-    assert (row.verdict, row.lost_tokens) == ("REPROCESS", round(0.98 * 9500) - 5967)
+    assert (row.verdict, row.tokens.lost) == ("REPROCESS", round(0.98 * 9500) - 5967)
 
 
 def test_exact_token_counts_are_preferred() -> None:
@@ -153,7 +154,7 @@ def test_exact_token_counts_are_preferred() -> None:
     story.finish(task, 100100, 99000)
     story.answer(number, 100100, 99000)
     story.end(number)
-    assert story.row(number).lost_tokens == 980
+    assert story.row(number).tokens.lost == 980
 
 
 @pytest.mark.parametrize("how", ["lru", "lcp"])
@@ -163,7 +164,7 @@ def test_restored_from_the_ram_cache(how: str) -> None:
     story.turn(1100, 0, conversation="c1")
     story.turn(900, 10, conversation="c2", how="lru")
     row = story.turn(1147, 1115, conversation="c1", items=4, how=how, similarity=0.12, between=RAM_HIT)
-    assert (row.verdict, row.lost_tokens) == ("RESTORED", 0)
+    assert (row.verdict, row.tokens.lost) == ("RESTORED", 0)
     assert story.stack_state.totals.ram_hits == 1
 
 
@@ -200,9 +201,9 @@ def test_a_long_turn_in_the_only_slot_is_a_hit() -> None:
     story = Story()
     story.turn(1000, 0)
     row = story.turn(3500, 1000, items=4, how="lru", between=SEARCHED.format(0.99, 0.286))
-    assert (row.verdict, row.lost_tokens) == ("HIT", 0)
+    assert (row.verdict, row.tokens.lost) == ("HIT", 0)
     other = story.turn(3600, 900, conversation=None, how="lru", between=SEARCHED.format(0.26, 0.25))
-    assert (other.verdict, other.lost_tokens) == ("PARTIAL", 2600)  # by what the slot held
+    assert (other.verdict, other.tokens.lost) == ("PARTIAL", 2600)  # by what the slot held
 
 
 def test_matched_but_not_kept_in_a_slot_that_was_taken_by_age() -> None:
@@ -210,7 +211,7 @@ def test_matched_but_not_kept_in_a_slot_that_was_taken_by_age() -> None:
     story = Story()
     story.turn(9000, 0)
     row = story.turn(9500, 0, items=4, how="lru", between=SEARCHED.format(0.99, 0.94))
-    assert (row.verdict, row.lost_tokens) == ("REPROCESS", 8930)
+    assert (row.verdict, row.tokens.lost) == ("REPROCESS", 8930)
 
 
 @pytest.mark.parametrize(("threshold_ratio", "verdict"), [(None, "RESTORED"), (0.1, "RESTORED"), (0.95, "WARM")])
@@ -237,7 +238,7 @@ def test_evicted_by_a_side_request() -> None:
     story.turn(4787, 0, conversation="main")
     story.turn(446, 10, conversation="title", side="title", how="lru")
     row = story.turn(4837, 12, conversation="main", items=4, how="lru")
-    assert (row.verdict, reason_words(row), row.lost_tokens) == ("EVICTED", "by request 2 (title)", 4787 - 12)
+    assert (row.verdict, reason_words(row), row.tokens.lost) == ("EVICTED", "by request 2 (title)", 4787 - 12)
 
 
 def test_evicted_by_a_request_past_the_proxy() -> None:
@@ -257,7 +258,7 @@ def test_two_conversations_thrash_one_slot() -> None:
     second = story.turn(30000, 4000, conversation="b", slot=0)
     assert second.verdict == "PARTIAL"
     back = story.turn(30100, 4000, conversation="a", items=4, slot=0)
-    assert (back.verdict, reason_words(back), back.slot) == ("EVICTED", "by request 2 (openclaw)", 0)
+    assert (back.verdict, reason_words(back), slot_of(back)) == ("EVICTED", "by request 2 (openclaw)", 0)
 
 
 def test_template_renders_the_history_anew() -> None:
@@ -266,7 +267,7 @@ def test_template_renders_the_history_anew() -> None:
     story.turn(3000, 0)
     story.turn(3200, 2996, items=4)
     row = story.turn(3300, 2100, items=6, similarity=0.64)
-    assert (row.verdict, row.lost_tokens) == ("TEMPLATE", 1100)
+    assert (row.verdict, row.tokens.lost) == ("TEMPLATE", 1100)
 
 
 def test_warm_after_the_warmup() -> None:
@@ -274,7 +275,7 @@ def test_warm_after_the_warmup() -> None:
     story = Story()
     story.warm(7504, boundary=7494)
     row = story.turn(7766, 7494)
-    assert (row.verdict, row.saved_s) == ("WARM", pytest.approx(7.494))
+    assert (row.verdict, row.timing.saved_s) == ("WARM", pytest.approx(7.494))
     assert story.stack_state.log.unclaimed_tasks == 0
 
 
@@ -312,7 +313,7 @@ def test_cold_although_the_template_matches() -> None:
     story = Story()
     story.turn(2404, 0, conversation="a")
     row = story.turn(2404, 10, conversation="b", how="lru")
-    assert (row.verdict, row.lost_tokens) == ("COLD", 2394)
+    assert (row.verdict, row.tokens.lost) == ("COLD", 2394)
 
 
 def test_cold_after_a_restart() -> None:
@@ -321,7 +322,7 @@ def test_cold_after_a_restart() -> None:
     story.turn(3000, 0)
     story.spawn()
     row = story.turn(3100, 0, items=4, how="lru")
-    assert (row.verdict, reason_words(row), row.task) == ("COLD", "the server was restarted", 0)
+    assert (row.verdict, reason_words(row), task_of(row)) == ("COLD", "the server was restarted", 0)
 
 
 def test_the_same_request_again_is_a_hit() -> None:
@@ -336,7 +337,7 @@ def test_only_the_last_message_differs() -> None:
     story = Story()
     story.turn(3164, 0, items=4)
     row = story.turn(3164, 2887, items=4, similarity=0.915)
-    assert (row.verdict, row.evaluated_tokens) == ("HIT", 277)
+    assert (row.verdict, row.tokens.evaluated) == ("HIT", 277)
 
 
 def test_only_the_last_message_differs_and_the_proxy_saw_it() -> None:
@@ -387,12 +388,12 @@ def test_cancelled_and_tried_again(conversation: str | None) -> None:
     story.log(f"srv          stop: cancel task, id_task = {task}")
     story.log(f"slot      release: {head}stop processing: n_tokens = 6144, truncated = 0")
     row = story.row(number)
-    assert (row.verdict, row.prompt_tokens, row.cached_tokens, row.evaluated_tokens) == ("CANCELLED", 29614, 0, 6144)
+    assert (row.verdict, row.tokens.prompt, row.tokens.cached, row.tokens.evaluated) == ("CANCELLED", 29614, 0, 6144)
     assert row.settled
     # Whether or not the proxy still knows the conversation, to which nothing was answered.
     again = story.turn(29614, 6144, conversation=conversation, similarity=0.207)
     assert again.verdict == "HIT"
-    assert again.saved_s == pytest.approx(6.144)
+    assert again.timing.saved_s == pytest.approx(6.144)
 
 
 def test_failed_in_the_middle_of_a_stream() -> None:
@@ -513,7 +514,7 @@ def test_cancelled_in_the_middle_of_its_answer(first: str) -> None:
     if first == "log":
         story.end(number, "cancelled", 200)
     row = story.row(number)
-    assert (row.verdict, row.prompt_tokens, row.cached_tokens, row.evaluated_tokens) == ("CANCELLED", 29, 1, 28)
+    assert (row.verdict, row.tokens.prompt, row.tokens.cached, row.tokens.evaluated) == ("CANCELLED", 29, 1, 28)
 
 
 @pytest.mark.parametrize("cached", [0, 10])
@@ -525,7 +526,7 @@ def test_a_change_at_the_very_front(cached: int) -> None:
         2995, cached, items=4, difference=Difference(Cause.ID, "messages[0].content", 3, 0), how="lcp", similarity=0.003
     )
     assert (row.verdict, reason_words(row)) == ("PARTIAL", "id in messages[0].content @3")
-    assert row.lost_tokens == 2941 - cached
+    assert row.tokens.lost == 2941 - cached
 
 
 def test_a_change_after_a_restart_is_not_its_cause() -> None:

@@ -15,8 +15,9 @@ from kvstack import __version__
 from kvstack.process.identity import identify
 from kvstack.rundir import EndFile, RunDir, RunFile
 from kvstack.state.lifecycle import State
-from kvstack.state.records import ServerView
+from kvstack.state.records import ProxyView, ServerView
 from kvstack.state.stack_state import StackState
+from kvstack.state.status_json import encode
 from kvstack.terminal import control_client
 from kvstack.terminal.cli import main
 
@@ -199,8 +200,8 @@ def test_who_is_attached_and_not_ready_is_sent_to_the_server(
 ) -> None:
     """The server is named; one of our own has a log."""
     attached, own = write_run_file("box", attached=True), write_run_file("own")
-    stack = replace(StackState("box", attached.proxy_url), server=ServerView(url="http://10.0.0.5:8080"))
-    status = replace(stack, state=State.LOADING).to_dict()
+    stack = replace(StackState("box", ProxyView(attached.proxy_url)), server=ServerView(url="http://10.0.0.5:8080"))
+    status = encode(replace(stack, state=State.LOADING))
     monkeypatch.setattr(control_client, "fetch_status", lambda _: status)
     assert run("status", attached.name) == 3
     said = capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_error_as_envelope(capsys: pytest.CaptureFixture[str]) -> None:
     assert leaving.value.exit_code == 3
     assert captured.err == ""
     assert json.loads(captured.out) == {
-        "kvstack_result_version": 1,
+        "kvstack_result_version": 2,
         "command": "status",
         "status": "error",
         "exit_code": 3,
@@ -88,7 +88,7 @@ def test_success_as_envelope(capsys: pytest.CaptureFixture[str]) -> None:
         output.deliver("status", True, lambda: output.Result({"name": "ü\ud800"}, "text"))
     assert leaving.value.exit_code == 0
     assert json.loads(capsys.readouterr().out) == {
-        "kvstack_result_version": 1,
+        "kvstack_result_version": 2,
         "command": "status",
         "status": "success",
         "exit_code": 0,

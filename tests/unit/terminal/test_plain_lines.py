@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from kvstack.state.events import Event, Notice, RequestEnded, StateChanged, WarmupEnded, WarmupJudged
 from kvstack.state.lifecycle import State
-from kvstack.state.records import RequestRow, ServerView
+from kvstack.state.records import ProxyView, RequestRow, ServerView
 from kvstack.state.stack_state import StackState
 from kvstack.state.verdict import Verdict
 from kvstack.terminal.plain_lines import SETTLE_S, Announcer, Line, how_to_use, request_line
+from tests.unit.state.rows import changed, request_row
 
-ROW = RequestRow(
+ROW = request_row(
     id=7,
     time_s=100.0,
     method="POST",
@@ -24,10 +25,10 @@ ROW = RequestRow(
     items_modified=3,
     phase="done",
     status=200,
-    prompt_tokens=18402,
-    cached_tokens=18377,
-    evaluated_tokens=25,
-    lcp_similarity_ratio=0.982,
+    prompt=18402,
+    cached=18377,
+    evaluated=25,
+    similarity_ratio=0.982,
     verdict=Verdict.HIT,
     settled=True,
 )
@@ -43,7 +44,7 @@ def test_request_line_has_the_published_shape() -> None:
 
 def test_what_is_not_known_is_a_dash() -> None:
     """Unknown figures are no zeros."""
-    row = replace(ROW, lcp_similarity_ratio=None, cached_tokens=None, evaluated_tokens=None, verdict=None, stream=False)
+    row = changed(ROW, similarity_ratio=None, cached=None, evaluated=None, verdict=None, stream=False)
     assert request_line(row).endswith(" | stream=False | sim_best=- | cached=- | evaluated=- | UNKNOWN")
 
 
@@ -54,7 +55,7 @@ def test_reason_and_status_follow_the_verdict() -> None:
 
 
 def _snapshot(*rows: RequestRow) -> StackState:
-    return StackState("box", "http://127.0.0.1:1234", State.READY, requests=rows)
+    return StackState("box", ProxyView("http://127.0.0.1:1234"), State.READY, requests=rows)
 
 
 def test_a_request_is_told_once_when_it_is_over() -> None:
@@ -70,7 +71,7 @@ def test_a_request_is_told_once_when_it_is_over() -> None:
 def test_a_request_waits_for_the_log_but_not_for_ever() -> None:
     """Figures of the log may come late; a request whose log never comes is told without them."""
     announcer = Announcer()
-    early = replace(ROW, lcp_similarity_ratio=None, settled=False)
+    early = changed(ROW, similarity_ratio=None, settled=False)
     announcer.feed(RequestEnded(101.0, 7, 200, "done"), _snapshot(early))
     assert announcer.settle(_snapshot(early), 101.0 + SETTLE_S / 2) == []
     assert announcer.settle(_snapshot(ROW), 101.0 + SETTLE_S / 2) == [Line(request_line(ROW), is_data=True)]

@@ -7,26 +7,26 @@ from dataclasses import replace
 
 import pytest
 
-from kvstack.state.attribution import Join
 from kvstack.state.causes import Cause
 from kvstack.state.events import Difference
 from kvstack.state.lifecycle import State
-from kvstack.state.records import RequestRow, ServerView, SlotView, TaskView, WarmupView
+from kvstack.state.records import ProxyView, ServerView, SlotView, WarmupView
 from kvstack.state.stack_state import StackState
 from kvstack.state.verdict import Reason, ReasonKind, Verdict
 from kvstack.terminal.dashboard.glyphs import ASCII, UNICODE, chart, sparkline
 from kvstack.terminal.dashboard.headline import decode_speed_by_context, level_of, read, recent_reuse_ratio
 from kvstack.terminal.dashboard.live import glyphs_for
 from kvstack.terminal.dashboard.slots import eta_s, slot_lines
+from tests.unit.state.rows import changed, request_row
 
 NOW_S = 1000.0
-READY = StackState("box", "http://127.0.0.1:1234", State.READY, state_since_s=900.0)
-ROW = RequestRow(
+READY = StackState("box", ProxyView("http://127.0.0.1:1234"), State.READY, state_since_s=900.0)
+ROW = request_row(
     id=1, time_s=990.0, method="POST", path="/v1/chat/completions", api="chat", phase="done", status=200,
-    prompt_tokens=1000, cached_tokens=990, evaluated_tokens=10, generated_tokens=100, prefill_ms=21.3,
+    prompt=1000, cached=990, evaluated=10, generated=100, prefill_ms=21.3,
     decode_ms=2500.0, verdict=Verdict.HIT,
 )  # fmt: skip
-MISSED = {"cached_tokens": 10, "evaluated_tokens": 990}
+MISSED = {"cached": 10, "evaluated": 990}
 CLIENT_CHANGED = Reason(ReasonKind.CLIENT_CHANGED)
 CLOCK = {"reason": CLIENT_CHANGED, "difference": Difference(Cause.CLOCK, "system", 57)}
 ID = {"reason": CLIENT_CHANGED, "difference": Difference(Cause.ID, "system", 6)}
@@ -49,7 +49,7 @@ def test_every_verdict_has_a_level() -> None:
         ("COLD", {}, "warn", "COLD", "the last prompt found nothing cached: 10 tokens in 21ms"),
         ("PARTIAL", CLOCK, "warn", "CACHE PARTLY", "clock in system @57: 10 tokens in 21ms"),
         # What every chat begins with is no part of a prompt that came from the cache.
-        ("PARTIAL", {**ID, **MISSED, "cached_tokens": 0}, "bad", "CACHE MISSED", "id in system @6: 990 tokens in"),
+        ("PARTIAL", {**ID, **MISSED, "cached": 0}, "bad", "CACHE MISSED", "id in system @6: 990 tokens in"),
         ("PARTIAL", {**ID, **MISSED}, "bad", "CACHE MISSED", "id in system @6: 990 tokens in 21ms"),
         (
             "TRUNCATED",
@@ -74,7 +74,7 @@ def test_every_verdict_has_a_level() -> None:
 )
 def test_the_last_request_is_read(verdict: str, changes: dict[str, object], level: str, head: str, detail: str) -> None:
     """The sentence names what the last request met, why, and what it cost."""
-    row = replace(ROW, verdict=Verdict(verdict), **changes)  # type: ignore[arg-type]
+    row = changed(ROW, verdict=Verdict(verdict), **changes)
     reading = read(replace(READY, requests=(row,)), NOW_S)
     assert (reading.level, reading.head) == (level, head)
     assert reading.detail.startswith(detail)
@@ -84,11 +84,11 @@ def test_what_says_nothing_of_the_cache_is_passed_over() -> None:
     """Cancelled and unknown requests, side requests and lists of models leave the reading as it was."""
     rows = (
         ROW,
-        replace(ROW, id=2, verdict=Verdict.CANCELLED),
-        replace(ROW, id=3, verdict=Verdict.UNKNOWN, cached_tokens=None),
-        replace(ROW, id=4, verdict=Verdict.COLD, side="title"),
-        replace(ROW, id=5, verdict=Verdict.FAILED, api=None, method="GET", path="/v1/models"),
-        replace(ROW, id=6, verdict=None, phase="forwarded"),
+        changed(ROW, id=2, verdict=Verdict.CANCELLED),
+        changed(ROW, id=3, verdict=Verdict.UNKNOWN, cached=None),
+        changed(ROW, id=4, verdict=Verdict.COLD, side="title"),
+        changed(ROW, id=5, verdict=Verdict.FAILED, api=None, method="GET", path="/v1/models"),
+        changed(ROW, id=6, verdict=None, phase="forwarded"),
     )
     assert read(replace(READY, requests=rows), NOW_S).head == "CACHE WORKS"
 
@@ -96,9 +96,9 @@ def test_what_says_nothing_of_the_cache_is_passed_over() -> None:
 def _recent(*verdicts: tuple[str, int, int, dict[str, object]]) -> StackState:
     """Requests of 1,000 tokens: verdict, cached, lost, reason."""
     rows = [
-        replace(
-            ROW, id=number, verdict=Verdict(verdict), cached_tokens=cached, evaluated_tokens=1000 - cached,
-            lost_tokens=lost, **reason,  # type: ignore[arg-type]
+        changed(
+            ROW, id=number, verdict=Verdict(verdict), cached=cached, evaluated=1000 - cached,
+            lost=lost, **reason,
         )
         for number, (verdict, cached, lost, reason) in enumerate(verdicts)
     ]  # fmt: skip
@@ -183,9 +183,9 @@ def test_before_the_first_request(warmup: WarmupView, head: str, words: str) -> 
 
 def test_while_the_first_request_runs() -> None:
     """A first request that runs is not waited for."""
-    row = replace(ROW, verdict=None, phase="forwarded")
+    row = changed(ROW, verdict=None, phase="forwarded")
     assert "runs" in read(replace(READY, requests=(row,)), NOW_S).detail
-    unknown = replace(ROW, verdict=Verdict.UNKNOWN)
+    unknown = changed(ROW, verdict=Verdict.UNKNOWN)
     assert read(replace(READY, requests=(unknown,)), NOW_S).head == "NO FIGURES YET"
 
 
@@ -211,28 +211,29 @@ def test_a_stack_that_is_not_ready_is_read_by_its_state(state: State, level: str
 
 def test_reuse_is_summed_over_the_last_ten() -> None:
     """Tokens are summed, so that a short prompt does not count as much as a long one; old requests fade out."""
-    old = [replace(ROW, cached_tokens=0)] * 5
-    new = [*[replace(ROW, cached_tokens=1000)] * 9, replace(ROW, prompt_tokens=9000, cached_tokens=0)]
+    old = [changed(ROW, cached=0)] * 5
+    new = [*[changed(ROW, cached=1000)] * 9, changed(ROW, prompt=9000, cached=0)]
     assert recent_reuse_ratio([*old, *new]) == pytest.approx(0.5)
-    assert recent_reuse_ratio([replace(ROW, cached_tokens=None)]) is None
+    assert recent_reuse_ratio([changed(ROW, cached=None)]) is None
 
 
 def test_decode_speed_by_context() -> None:
     """Speeds are grouped by powers of two of the context; answers of a few tokens do not count."""
-    rows = [ROW, replace(ROW, prompt_tokens=9000, decode_ms=5000.0), replace(ROW, generated_tokens=2, decode_ms=1.0)]
+    rows = [ROW, changed(ROW, prompt=9000, decode_ms=5000.0), changed(ROW, generated=2, decode_ms=1.0)]
     assert decode_speed_by_context(rows) == [(2048, 40.0), (16384, 20.0)]
-    assert decode_speed_by_context([replace(ROW, decode_ms=None)]) == []
+    assert decode_speed_by_context([changed(ROW, decode_ms=None)]) == []
 
 
 def _with_slots(*slots: SlotView) -> StackState:
-    task = TaskView(0, 7, owner=1, prompt_tokens=18_402)
-    running = replace(ROW, verdict=None, phase="forwarded", client="openclaw", prompt_tokens=None)
-    return replace(READY, requests=(running,), join=Join(tasks=(task,), slots=slots))
+    running = changed(ROW, verdict=None, phase="forwarded", client="openclaw", prompt=None)
+    return replace(READY, requests=(running,), slots=slots)
 
 
 def test_slots_panel() -> None:
     """A running prefill has a bar, tokens, time left and its owner; a slot that rests says what it holds."""
-    busy = SlotView(0, 500, 99, "a", "openclaw", 1, task=7, processed_tokens=9201, tokens_per_s=460.05)
+    busy = SlotView(
+        0, 500, 99, "a", "openclaw", 1, task=7, running_prompt_tokens=18_402, processed_tokens=9201, tokens_per_s=460.05
+    )
     rest = SlotView(1, 4096, 4000, "b", "hermes", 9, checkpoints=3)
     stack_state = _with_slots(busy, rest)
     assert eta_s(stack_state, busy) == pytest.approx(20.0)
