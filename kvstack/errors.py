@@ -153,9 +153,9 @@ class ChildLost(KvstackError):
 def unexpected(error: BaseException) -> KvstackError:
     """A fault of kvstack itself, in three parts."""
     return KvstackError(
-        "kvstack has a fault of its own",
+        "Internal error in kvstack",
         f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
-        "Please report it, with what `kvstack --debug` and the same command print.",
+        "Please report it with the output of the same command with `kvstack --debug`.",
     )
 
 

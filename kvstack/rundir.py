@@ -196,9 +196,9 @@ class RunDir:
             other = self.read()
             fact = f"pid {other.pid}, {other.proxy_url}, {other.config_path}" if other else str(self.path / "lock")
             raise AlreadyRunning(
-                f"A stack named {self.name!r} is running already",
+                f"A stack named {self.name!r} is already running",
                 fact,
-                f"See it with `kvstack status {self.name}`, end it with `kvstack down {self.name}`, "
+                f"See it with `kvstack status {self.name}`, stop it with `kvstack down {self.name}`, "
                 "or start this one under another name: `--set name=...`.",
             ) from None
         except OSError as error:

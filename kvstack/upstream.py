@@ -233,20 +233,20 @@ class Upstream:
 
 
 _WORDS: tuple[tuple[type[Exception], str], ...] = (
-    (httpx.ConnectTimeout, "nobody took the connection in time"),
-    (httpx.TimeoutException, "no answer came in time"),
-    (httpx.ConnectError, "nobody takes the connection"),
-    (httpx.ReadError, "the connection broke before the answer was whole"),
-    (httpx.WriteError, "the connection broke before the request was sent"),
-    (httpx.NetworkError, "the connection broke"),
-    (httpx.ProtocolError, "the answer is no HTTP, or breaks off"),
+    (httpx.ConnectTimeout, "the connection timed out"),
+    (httpx.TimeoutException, "no answer in time"),
+    (httpx.ConnectError, "connection refused"),
+    (httpx.ReadError, "the connection closed before the answer was complete"),
+    (httpx.WriteError, "the connection closed before the request was sent"),
+    (httpx.NetworkError, "the connection closed"),
+    (httpx.ProtocolError, "the answer is not valid HTTP, or incomplete"),
 )
 """What the library's errors mean that have no words of their own, the special before the general."""
 
 
 def _not_reached(error: Exception) -> UpstreamError:
     if out_of_descriptors(error):
-        text = "kvstack has no file descriptor left for a connection"
+        text = "kvstack is out of file descriptors"
         return UpstreamError(text, reached=False, out_of_descriptors=True)
     return UpstreamError(_said(error), reached=False)
 

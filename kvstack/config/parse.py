@@ -84,8 +84,8 @@ def _syntax_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
     head, mark, tail = message.rpartition(" (at line ")
     number = tail.split(",", 1)[0]
     if mark and number.isdigit():
-        return Problem("", f"no valid TOML: {head}", int(number))
-    return Problem("", f"no valid TOML: {message}", text.count("\n") + 1)
+        return Problem("", f"invalid TOML: {head}", int(number))
+    return Problem("", f"invalid TOML: {message}", text.count("\n") + 1)
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str], lines: dict[str, int]) -> list[Problem]:
@@ -144,7 +144,7 @@ def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterato
     name = raw.get("name")
     if isinstance(name, str) and (not set(name) <= _NAME_CHARACTERS or name.startswith(".")):
         yield Problem(
-            "name", "may hold letters, digits, '.', '_' and '-' only, and not start with '.'", lines.get("name")
+            "name", "may contain letters, digits, '.', '_' and '-' only, and not start with '.'", lines.get("name")
         )
     elif isinstance(name, str) and name.endswith(".toml"):
         yield Problem("name", "may not end in '.toml': the verbs would take it for a file", lines.get("name"))
@@ -154,13 +154,13 @@ def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterato
         if not given:
             yield Problem(
                 "server",
-                "says nothing of a model: set one of model, package, hf, or url to attach to a running server",
+                "no model configured: set one of model, package, hf, or url to attach to a running server",
                 lines.get("server"),
             )
         elif len(given) > 1:
             yield Problem(
                 f"server.{given[1]}",
-                f"stands beside server.{given[0]}: only one of {', '.join(_SOURCES)} may be set",
+                f"conflicts with server.{given[0]}: only one of {', '.join(_SOURCES)} may be set",
                 lines.get(f"server.{given[1]}"),
             )
         package = server.get("package")
@@ -178,7 +178,7 @@ def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterato
             ports = server.get("port", 12345), proxy.get("port", 1234)
             if ports[0] == ports[1] and isinstance(ports[0], int):
                 where = lines.get("proxy.port") or lines.get("server.port")
-                yield Problem("proxy.port", f"is also the server's port ({ports[0]}): they need one each", where)
+                yield Problem("proxy.port", f"is also the server's port ({ports[0]}): they must differ", where)
     yield from _exposed(raw.get("proxy"), lines)
     warmup = raw.get("warmup")
     if isinstance(warmup, Mapping):
@@ -186,7 +186,7 @@ def _cross_problems(raw: Mapping[str, Any], lines: Mapping[str, int]) -> Iterato
         if len(given) > 1:
             yield Problem(
                 f"warmup.{given[1]}",
-                f"stands beside warmup.{given[0]}: only one of {', '.join(_PROMPTS)} may be set",
+                f"conflicts with warmup.{given[0]}: only one of {', '.join(_PROMPTS)} may be set",
                 lines.get(f"warmup.{given[1]}"),
             )
 
@@ -199,8 +199,8 @@ def _exposed(proxy: object, lines: Mapping[str, int]) -> Iterator[Problem]:
     if isinstance(host, str) and not is_loopback(host):
         yield Problem(
             "proxy.host",
-            f"{_shown(host)} lets other machines in, and nothing asks them for a key: set proxy.api_key, or "
-            "proxy.insecure = true to let in whoever reaches the port",
+            f"{_shown(host)} lets other machines in without a key: set proxy.api_key, or "
+            "proxy.insecure = true to let in anyone who reaches the port",
             lines.get("proxy.host"),
         )
 
@@ -210,11 +210,11 @@ def _url_fault(url: str) -> str | None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        return f"is no URL: {error}"
+        return f"is not a URL: {error}"
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         return "must look like http://127.0.0.1:12345"
     if parts.username is not None or parts.password is not None:
-        return "must hold no user name and no password: set server.api_key if the server asks for a key"
+        return "must not contain a user name or password: set server.api_key if the server asks for a key"
     if parts.query or parts.fragment or parts.path not in {"", "/"}:
         return "must be a base URL, without a path"
     del port
@@ -240,7 +240,7 @@ def _problem(details: ErrorDetails, lines: Mapping[str, int]) -> Problem:
         line = line_of(path, {name: number for name, number in lines.items() if f"{name}.".startswith(f"{of}.")})
     match details["type"]:
         case "extra_forbidden":
-            return Problem(path, f"is no key of kvstack{_suggestion(path)}", line)
+            return Problem(path, f"unknown key{_suggestion(path)}", line)
         case "missing":
             return Problem(path, "is missing", line)
         case "value_error":
@@ -248,9 +248,9 @@ def _problem(details: ErrorDetails, lines: Mapping[str, int]) -> Problem:
         case _:
             message = _said(details, path)
             if path == "server.cache_prompt":
-                message = "cannot be off: kvstack lives from --cache-prompt"
+                message = "cannot be off: kvstack requires --cache-prompt"
             if path.endswith(".api_key"):  # a secret, also when it is none that can be sent
-                return Problem(path, "must be a text of visible ASCII characters, without spaces", line)
+                return Problem(path, "must be visible ASCII characters without spaces", line)
             return Problem(path, f"{message} (it is {_shown(details['input'])})", line)
 
 

@@ -310,7 +310,7 @@ def parse_pack_spec(text: str, source: str) -> PackSpec:
     try:
         return PackSpec.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(source, [Problem("", f"is no valid TOML: {error}")]) from None
+        raise ConfigError(source, [Problem("", f"is not valid TOML: {error}")]) from None
     except ValidationError as error:
         raise ConfigError(source, _problems(error.errors(), key_lines(text))) from None
 
@@ -356,7 +356,7 @@ def _problems(errors: Iterable[ErrorDetails], lines: Mapping[str, int], prefix: 
         line = lines.get(path, lines.get(path.rpartition(".")[0]))
         match details["type"]:
             case "extra_forbidden":
-                message = "is no key of a rule pack"
+                message = "unknown key"
             case "missing":
                 message = "is missing"
             case _:

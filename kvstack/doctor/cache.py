@@ -62,7 +62,7 @@ def cache_ram_off(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "cache-ram-off",
         Severity.ERROR if rewinds else Severity.WARNING,
-        "The host prompt cache is off: after a side request (title, heartbeat) the conversation is evaluated anew",
+        "The host prompt cache is off: after a side request (title, heartbeat) the conversation is evaluated again",
         "--cache-ram 0" + (f"; {shape.architecture} is a {shape.kind} model" if rewinds and shape is not None else ""),
         "Set server.cache_ram_mib to 2048 or more (8192 keeps one conversation of 100,000 tokens).",
     )
@@ -75,7 +75,7 @@ def checkpoint_min_step(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "checkpoint-min-step",
         Severity.ERROR,
-        "Checkpoints may lie side by side, so the one at the end of the system prompt is lost after some steps",
+        "Checkpoints may be close together, so the one at the end of the system prompt is lost after some steps",
         f"--checkpoint-min-step 0 on a {facts.shape.kind} model ({facts.shape.architecture})",
         "Remove server.checkpoint_min_step: the default keeps it.",
     )
@@ -128,7 +128,7 @@ def context_shift(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "context-shift",
         Severity.WARNING,
-        "A conversation that fills its context loses its middle without a word, and its cached prefix too",
+        "A conversation that fills its context loses its middle silently, and its cached prefix too",
         evidence,
         "Remove --context-shift; a client that gets an error instead compacts its conversation.",
     )

@@ -48,14 +48,14 @@ FAILURES: tuple[Failure, ...] = (
         "gpu-memory-limit",
         r"Not enough memory for command submission|amdgpu_vm_validate\(\) failed",
         "The GPU reached the limit of memory that the kernel lets it use, or RAM was full",
-        "Raise ttm.pages_limit, end other models, lower server.cache_ram_mib; with a small GTT only, set "
+        "Raise ttm.pages_limit, stop other models, lower server.cache_ram_mib; with a small GTT only, set "
         "server.no_mmap = false.",
     ),
     _failure(
         "gpu-lost",
         r"ErrorDeviceLost|DeviceLostError|device lost on|CS has been cancelled because the context is lost"
         r"|ring \S+ timeout|device wedged",
-        "The GPU was lost: its driver reset it in the middle of the work",
+        "The GPU was lost: its driver reset it during work",
         "Kernel 7.x: amdgpu.lockup_timeout=10000,60000,10000,10000. Then server.ubatch_size = 256 or 128, no "
         "speculation. Restart the process: requests after the reset fail too.",
     ),
@@ -68,7 +68,7 @@ FAILURES: tuple[Failure, ...] = (
     _failure(
         "buffer-too-large",
         r"exceeds device (?:buffer size|memory allocation) limit",
-        "One buffer is larger than the driver gives in one piece (4 GiB RADV, 2 GiB AMD's own driver)",
+        "One buffer is larger than the driver can allocate (4 GiB RADV, 2 GiB AMD's own driver)",
         'Set server.flash_attn = "on" and a smaller server.ubatch_size; leave the GGML_VK_FORCE variables alone.',
     ),
     _failure(
@@ -104,7 +104,7 @@ FAILURES: tuple[Failure, ...] = (
     _failure(
         "read-error",
         r"read error: Bad address",
-        "This build cannot read a model without mapping it (a fault of builds around b7554 to b7574)",
+        "This build cannot read a model without mapping it (a bug in builds around b7554 to b7574)",
         "Use a newer build.",
     ),
     _failure(
@@ -124,8 +124,8 @@ FAILURES: tuple[Failure, ...] = (
     _failure(
         "killed-by-kernel",
         r"Out of memory: Killed process \d+ \(llama|oom-kill:.*llama|oom_reaper: reaped process \d+ \(llama",
-        "The kernel ended llama-server because memory ran out",
-        "Lower server.cache_ram_mib, server.ctx_checkpoints or server.ctx_size, or end other programs.",
+        "The kernel killed llama-server: out of memory",
+        "Lower server.cache_ram_mib, server.ctx_checkpoints or server.ctx_size, or stop other programs.",
     ),
     _failure(
         "draft-model-memory",
@@ -143,14 +143,14 @@ FAILURES: tuple[Failure, ...] = (
     _failure(
         "model-damaged",
         r"data is not within the file bounds|model is corrupted or incomplete",
-        "The model file is cut off",
-        "Compare its size with the one where you have it from, and download it again.",
+        "The model file is truncated",
+        "Compare its size with the original's, and download it again.",
     ),
     _failure(
         "port-in-use",
         r"couldn't bind (?:HTTP server socket|to server socket)",
         "llama-server's port was taken",
-        "End the program that holds it, or set server.port to a free one.",
+        "Stop the program that uses it, or set server.port to a free one.",
     ),
     _failure(
         "invalid-device",

@@ -80,7 +80,7 @@ def device_listed(facts: Facts) -> Iterator[Finding]:
             "device-none",
             # A machine without a GPU is normal, and gpu_layers is 99 by default; a GPU that cannot be used is not.
             Severity.WARNING if facts.machine.amd_gpu else Severity.NOTE,
-            "No GPU is found: everything runs on the CPU",
+            "No GPU found: everything runs on the CPU",
             f"--list-devices: {listed}; gpu_layers = {facts.config.server.gpu_layers}"
             + ("; this machine has an AMD GPU" if facts.machine.amd_gpu else ""),
             "If there is a GPU, install its driver and put this user into the groups render and video; else there is "
@@ -168,7 +168,7 @@ def work_on_gpu(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 "gpu-unused",
                 Severity.ERROR,
-                "Everything runs on the CPU although layers were to go to the GPU",
+                "Everything runs on the CPU although layers should be on the GPU",
                 f"log: {'; '.join(evidence)}; no `using device` line",
                 "Check --list-devices with the same environment, the driver, and that this build has a GPU backend.",
             )

@@ -55,10 +55,10 @@ def port_taken(facts: Facts) -> Iterator[Finding]:
     server, proxy = facts.config.server, facts.config.proxy
     taken = []
     if facts.server_port_answers and not facts.config.attached:
-        remedy = "End it, attach to it with server.url, or set server.port to a free port."
+        remedy = "Stop it, attach to it with server.url, or set server.port to a free port."
         taken.append(("llama-server's port", server.host, server.port, remedy))
     if facts.proxy_port_answers:
-        taken.append(("the proxy's port", proxy.host, proxy.port, "End it, or set proxy.port to a free port."))
+        taken.append(("the proxy's port", proxy.host, proxy.port, "Stop it, or set proxy.port to a free port."))
     for what, host, port, remedy in taken:
         yield Finding(
             "port-taken",
@@ -76,7 +76,7 @@ def bypass(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "proxy-bypassed",
             Severity.WARNING,
-            f"{count} reached the llama-server without the proxy, so nothing was stripped",
+            f"{count} bypassed the proxy, so nothing was stripped",
             f"the server's log has tasks that the proxy did not send; clients should use {facts.config.proxy_url}",
             f"Point every client at {facts.config.proxy_url}.",
         )
@@ -84,7 +84,7 @@ def bypass(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "server-exposed",
             Severity.WARNING,
-            "llama-server listens to the network, so clients can pass the proxy by, and so can anybody",
+            "llama-server listens on the network, so anyone can bypass the proxy",
             f"server.host = {facts.config.server.host}",
             'Set server.host = "127.0.0.1"; clients come through the proxy.',
         )

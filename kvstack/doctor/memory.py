@@ -186,9 +186,9 @@ def free_memory(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "memory-low",
         Severity.WARNING,
-        f"Only {_gib(max(0, usable))} of RAM are free for the GPU driver, and it fails without a word below 4 GiB",
+        f"Only {_gib(max(0, usable))} of RAM are free for the GPU driver, and it fails silently below 4 GiB",
         f"MemAvailable {_gib(machine.available_bytes)} - CmaFree {_gib(machine.contiguous_free_bytes or 0)}",
-        "End other programs, or lower server.cache_ram_mib.",
+        "Stop other programs, or lower server.cache_ram_mib.",
     )
 
 

@@ -36,7 +36,7 @@ def incomplete(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             "The model file is damaged or incomplete",
             f"{model.path} {model.problem}",
-            "Compare its size with the one where you have it from, and download it again.",
+            "Compare its size with the original's, and download it again.",
         )
 
 
@@ -99,7 +99,7 @@ def foreign_model(facts: Facts) -> Iterator[Finding]:
         Severity.ERROR,
         "The server on this port serves another model",
         f"/props: model_path = {served}; the config names {name}",
-        "End that server, or set server.port to a free port.",
+        "Stop that server, or set server.port to a free port.",
     )
 
 

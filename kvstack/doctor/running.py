@@ -28,7 +28,7 @@ def unreachable(facts: Facts) -> Iterator[Finding]:
 def state(facts: Facts) -> Iterator[Finding]:
     """It gave up, waits for its next start, or lost its server before."""
     running = facts.running
-    look = f"`kvstack logs {facts.config.name}` shows the server's last words."
+    look = f"`kvstack logs {facts.config.name}` shows the server's last lines."
     if running is None:
         if facts.last_end is not None:
             yield Finding("stack-failed", Severity.ERROR, *facts.last_end)
@@ -36,14 +36,14 @@ def state(facts: Facts) -> Iterator[Finding]:
     if running.state is State.FAILED:
         yield Finding("stack-failed", Severity.ERROR, "The stack has given up", running.reason, look)
     elif running.state is State.BACKOFF and not facts.config.attached:
-        yield Finding("server-died", Severity.ERROR, "The llama-server died and is started again", running.reason, look)
+        yield Finding("server-died", Severity.ERROR, "llama-server died and is being restarted", running.reason, look)
     elif running.restarts and not facts.config.attached:
         times = "once" if running.restarts == 1 else f"{running.restarts} times"
         yield Finding(
             "server-died",
             Severity.WARNING,
             "The llama-server died while the stack was running, and its cache with it",
-            f"it was started again {times}",
+            f"restarted {times}",
             look,
         )
 
@@ -61,7 +61,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             detail,
             "The prefix does not fit: raise server.ctx_size, or lower server.parallel, and start the stack again."
             if too_long
-            else f"Mend what it says ([warmup] in the config), then `kvstack warmup {name}` tries again.",
+            else f"Fix the reported problem ([warmup] in the config), then run `kvstack warmup {name}` again.",
         )
 
 

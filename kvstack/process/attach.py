@@ -80,8 +80,8 @@ def _missed(health: Health) -> str:
         case Health.REFUSED:
             return "nothing answers (connection refused)"
         case Health.LOADING:
-            return "it loads its model"
+            return "it is loading its model"
         case Health.UNASKED:
-            return "kvstack has no file descriptor left to ask it"
+            return "kvstack is out of file descriptors"
         case _:
-            return "no answer of a llama-server comes"
+            return "the answer is not a llama-server's"

@@ -75,23 +75,23 @@ CAUSES: tuple[Cause, ...] = (
     # error while handling argument "--cache-ram": stoi
     Cause(
         ("error while handling argument", "error while parsing arguments"),
-        "llama-server refuses the value of an argument",
-        "Correct the value in the config: `llama-server --help` says what it may be.",
+        "llama-server rejects the value of an argument",
+        "Correct the value in the config; `llama-server --help` lists what is allowed.",
     ),
     Cause(
         ("couldn't bind HTTP server socket", "couldn't bind to server socket"),
         "llama-server could not listen: its port is in use",
-        "End the program that holds the port, or set server.port to a free one.",
+        "Stop the program that uses the port, or set server.port to a free one.",
     ),
     Cause(
         ("error: cannot execute",),
-        "llama-server could not be run",
+        "llama-server could not be started",
         "Check that server.binary is a program for this machine and that its executable bit is set.",
     ),
     Cause(
         ("error while loading shared libraries", "symbol lookup error", "Library not loaded", "version `GLIBC"),
-        "llama-server could not be run: a library that it needs is missing or too old",
-        "Use a build that is made for this system, or give it its libraries: LD_LIBRARY_PATH under [server.env].",
+        "llama-server could not be started: a library is missing or too old",
+        "Use a build for this system, or set LD_LIBRARY_PATH under [server.env].",
     ),
     Cause(
         ("AMX is not ready to be used",),
@@ -102,7 +102,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         ("data is not within the file bounds", "model is corrupted or incomplete", "failed to read key-value pairs"),
         "The model file is incomplete",
-        "Compare its size with the one at the place that you have it from, and download it again.",
+        "Compare its size with the original's, and download it again.",
     ),
     Cause(
         (
@@ -111,7 +111,7 @@ CAUSES: tuple[Cause, ...] = (
             "but this software only supports up to version",
             "failed to read magic",
         ),
-        "The model file is no GGUF file that this llama-server can read",
+        "The model file is not a GGUF file that this llama-server can read",
         "Check that server.model names a GGUF file (not a web page or a pointer to one), or use a newer llama-server.",
     ),
     Cause(
@@ -126,7 +126,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("read error: Bad address",),
-        "This llama-server cannot read the model without mmap: a fault of its build",
+        "This llama-server cannot read the model without mmap: a bug in this build",
         "Use a newer llama-server, or set server.no_mmap = false.",
     ),
     Cause(
@@ -138,7 +138,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         ("DeviceLost", "device lost on", "context is lost"),
         "The GPU was lost: its driver reset it",
-        "Look at the kernel's log. If a submit took too long, lower server.ubatch_size (256, then 128) or raise "
+        "Check the kernel log. If a submit took too long, lower server.ubatch_size (256, then 128) or raise "
         "amdgpu.lockup_timeout; if memory ran out, lower server.ctx_size or server.cache_ram_mib.",
     ),
     Cause(
@@ -148,8 +148,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("Not enough memory for command submission",),
-        "The GPU ran out of the memory that it may use",
-        "End other programs that use the GPU, lower server.cache_ram_mib or server.ctx_size, or raise the kernel's GTT "
+        "The GPU ran out of memory",
+        "Stop other programs that use the GPU, lower server.cache_ram_mib or server.ctx_size, or raise the kernel's GTT "
         "limit.",
     ),
     Cause(
@@ -163,14 +163,14 @@ CAUSES: tuple[Cause, ...] = (
             "std::bad_alloc",
             "out of memory",
         ),
-        "Memory did not suffice",
+        "Out of memory",
         "Use a smaller quantisation, or lower server.ctx_size, server.parallel or server.ubatch_size: the line above "
         "says which.",
     ),
     Cause(
         ("GGML_ASSERT(", "GGML_ABORT", "ggml_abort"),
-        "llama-server met a fault of its own",
-        "Report the line to the llama.cpp project; another build may not have it.",
+        "llama-server hit an internal error",
+        "Report the line to the llama.cpp project; another build may not have the bug.",
     ),
     Cause(
         ("failed to load model", "unable to load model", "exiting due to model loading error"),
@@ -179,8 +179,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         ("terminate called after throwing",),
-        "llama-server met a fault of its own",
-        "Report the line to the llama.cpp project; another build may not have it.",
+        "llama-server hit an internal error",
+        "Report the line to the llama.cpp project; another build may not have the bug.",
     ),
 )
 """All known causes, the special before the general."""
@@ -191,30 +191,30 @@ _SIGNALS = {
         "Use a build for this processor: a generic release build, or one compiled on this machine.",
     ),
     "SIGSEGV": (
-        "llama-server crashed (it touched memory that is not its own)",
-        "Another build may not crash. After a GPU reset it can look like this too: look at the kernel's log.",
+        "llama-server crashed (segmentation fault)",
+        "Another build may not crash. A GPU reset can look like this too: check the kernel log.",
     ),
     "SIGBUS": (
-        "llama-server crashed: a mapped file or memory went away",
-        "Check that the model file was not changed or truncated while it was in use, and that the disk is well.",
+        "llama-server crashed: a mapped file or its memory disappeared",
+        "Check that the model file was not changed or truncated while it was in use, and that the disk is healthy.",
     ),
     "SIGABRT": (
-        "llama-server gave up (abort)",
+        "llama-server aborted",
         "Read the lines above; `kvstack logs` has the rest.",
     ),
     "SIGKILL": (
-        "llama-server was killed from outside",
-        "If memory was short it was the system: lower server.cache_ram_mib or server.ctx_size, or end other programs.",
+        "llama-server was killed by another process",
+        "If memory was short, it was the system: lower server.cache_ram_mib or server.ctx_size, or stop other programs.",
     ),
     **{
         name: (
-            "llama-server was asked to end from outside",
-            f"Somebody sent it {name}: use `kvstack down` to stop the stack.",
+            "llama-server was told to stop by another process",
+            f"It received {name}; use `kvstack down` to stop the stack.",
         )
         for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT")
     },
     "missing DLL": (
-        "llama-server could not be run: a library that it needs is missing",
+        "llama-server could not be started: a library is missing",
         "Keep the DLLs of its download beside it, and install the Visual C++ runtime.",
     ),
 }
@@ -240,8 +240,8 @@ _WINDOWS = {
 """Windows ends a process with these where other systems send a signal."""
 
 _OUT_OF_MEMORY = (
-    "llama-server was ended by the kernel: memory ran out",
-    "Lower server.cache_ram_mib, server.ctx_checkpoints or server.ctx_size, or end other programs. With a GPU that "
+    "The kernel killed llama-server: out of memory",
+    "Lower server.cache_ram_mib, server.ctx_checkpoints or server.ctx_size, or stop other programs. With a GPU that "
     "shares the memory, the model and the KV cache count as well.",
 )
 
@@ -308,28 +308,28 @@ def explain(
     elif name in _SIGNALS:
         what, next_step = _SIGNALS[name]
         if name == "SIGKILL" and any(_SAVING in line for line in last_lines[-3:]):
-            what = "llama-server was killed while it saved a prompt in host memory: most likely memory ran out"
+            what = "llama-server was killed while it saved a prompt in host memory: probably out of memory"
         shown = reasons if name in _FROM_OUTSIDE else list(last_lines[-LAST_LINES:])
     elif left_behind:
-        what = "The command ended, but left the server that it had started behind"
+        what = "The command exited, but left the server it had started running"
         next_step = "If server.binary is a script, let it `exec` llama-server as its last step."
         shown = list(last_lines[-LAST_LINES:])
     elif asked:
         what, next_step = _SIGNALS["SIGTERM"]
         shown = reasons
     elif returncode == 0:
-        what = "llama-server ended by itself"
+        what = "llama-server exited by itself"
         next_step = "Read the lines above; `kvstack logs` has the rest."
         shown = list(last_lines[-LAST_LINES:])
     else:
-        what = "llama-server ended with an error"
+        what = "llama-server exited with an error"
         next_step = "Read the lines above; `kvstack logs` has the rest."
         shown = list(dict.fromkeys(error_lines))[:FACT_LINES] or list(last_lines[-LAST_LINES:])
     facts = [] if returncode is None else [status_words(returncode)]
     if facts and name in _FROM_OUTSIDE and not (shown or out_of_memory):
         facts[0] += f": {_FROM_OUTSIDE[name]}"
     if left_behind:
-        facts.append(f"it had started {_pids(left_behind)}, ended now")
+        facts.append(f"it had started {_pids(left_behind)}, now stopped")
     head = "; ".join(facts)
     return Death(what, "\n".join([*([head] if head else []), *(f"{_QUOTED}{line}" for line in shown)]), next_step)
 
@@ -342,10 +342,10 @@ def stalled(silence: str) -> Death:
         silence: What does not move, and since when.
     """
     return Death(
-        "llama-server is stalled: its start makes no progress",
+        "llama-server is stalled: it makes no progress while starting",
         silence,
         "One busy core and silence is a shader compile that hangs: try another build or driver. Loading more than 20 "
-        "GB with mmap can look like this too: set server.no_mmap = true. If it only needs longer, raise "
+        "GB with mmap can look like this too: set server.no_mmap = true. If it only needs more time, raise "
         "server.stall_timeout_s.",
     )
 

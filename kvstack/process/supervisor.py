@@ -299,7 +299,7 @@ class Supervisor:
             self._was_ready = True
             self._transition(State.READY, "serving")
             await self._waiting.unless_stopped(other.until_missed())
-            self._notice("error", "The server does not answer any more: waiting until it is back")
+            self._notice("error", "The server no longer answers: waiting until it is back")
             self._transition(State.BACKOFF, "the server does not answer")
             await self._waiting.unless_stopped(other.until_back())
             self.restarts += 1
@@ -343,7 +343,7 @@ class Supervisor:
             now_s = self._clock()
             if self._raw_log.lost_bytes > 0 and not self._lost_told:
                 self._lost_told = True
-                self._notice("warning", "The raw log cannot be written (is the disk full?): what it loses is counted")
+                self._notice("warning", "The raw log cannot be written (is the disk full?): lost bytes are counted")
             if sample is not None:
                 self._hooks.publish(MemorySampled(self._wall_clock(), sample.rss_bytes))
             if self.state not in {State.LOADING, State.WARMING}:
@@ -394,7 +394,7 @@ class Supervisor:
 
     def _transition(self, state: State, reason: str) -> None:
         if not may_go(self.state, state):
-            raise AssertionError(f"{self.state.value} -> {state.value} is no legal transition")
+            raise AssertionError(f"{self.state.value} -> {state.value} is not a legal transition")
         self.state = state
         self._hooks.publish(StateChanged(self._wall_clock(), state, reason, self.restarts))
         self._changed.set()

@@ -169,5 +169,5 @@ class HangWatch:
         if silent_s < self.timeout_s:
             return None
         if mark is None:
-            return f"llama-server lives, but has not answered for {silent_s:.0f} s"
+            return f"llama-server is alive but has not answered for {silent_s:.0f} s"
         return f"llama-server answers, but a busy slot has made no progress for {silent_s:.0f} s"

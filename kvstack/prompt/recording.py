@@ -18,7 +18,7 @@ _MAX_DIGITS = 4000
 
 
 class RecordingError(ValueError):
-    """The text is no recording."""
+    """The text is not a recording."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def decode_body(body: bytes, encodings: str, max_bytes: int) -> bytes:
         decoder = _DECODERS.get(name)
         if decoder is None:
             known = ", ".join(sorted(_DECODERS))
-            raise BodyError(415, f"the request's Content-Encoding {name!r} is not known here (known: {known})")
+            raise BodyError(415, f"the request's Content-Encoding {name!r} is not supported (supported: {known})")
         try:
             body = decoder(body, max_bytes)
         except (zlib.error, brotli.error, zstandard.ZstdError, EOFError) as error:
@@ -118,7 +118,7 @@ def _deflate(body: bytes, max_bytes: int) -> bytes:
     except zlib.error:
         decoded, rest = _inflate(body, max_bytes, -zlib.MAX_WBITS)
     if rest:
-        raise zlib.error("something stands behind its end")
+        raise zlib.error("there is data behind its end")
     return decoded
 
 

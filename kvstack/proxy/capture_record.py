@@ -196,14 +196,14 @@ def _embed(recorded: Recorded) -> tuple[bytes, list[str]]:
             json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        notes.append(f"a body of {len(recorded.body):,} bytes is left out, it is no JSON: {why}")
+        notes.append(f"a body of {len(recorded.body):,} bytes is left out, it is not JSON: {why}")
         return _NO_BODY, notes
     line = text.strip().replace("\r", " ").replace("\n", " ").encode()
     return line, notes
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _turns(document: Document | None) -> int | None:

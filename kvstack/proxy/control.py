@@ -140,7 +140,7 @@ async def _warmup(context: Context, _: Request) -> Response:
 
 
 async def _stop(context: Context, _: Request) -> Response:
-    context.stack.request_stop("asked by `kvstack down`")
+    context.stack.request_stop("requested by `kvstack down`")
     return _answer(202, "success", "stopping")
 
 
@@ -207,12 +207,12 @@ async def _diff(context: Context, request: Request) -> Response:
 async def _capture(context: Context, _: Request) -> Response:
     listener = context.captures.listen()
     if listener is None:
-        return _answer(429, "error", f"{context.captures.listeners} captures run already")
+        return _answer(429, "error", f"{context.captures.listeners} captures are already running")
     return CaptureStream(listener)
 
 
 async def _unknown(_: Context, request: Request) -> Response:
-    return _answer(404, "error", f"{request.url.path} is no route of kvstack")
+    return _answer(404, "error", f"{request.url.path} is not a kvstack route")
 
 
 _OPEN: tuple[tuple[str, str, Endpoint], ...] = (
@@ -277,7 +277,7 @@ def _not_kept(row: RequestRow, log: RequestLog) -> str:
             f"the bodies of request {row.id} were not kept: set proxy.keep_bodies to a number of requests, "
             "and start the stack again"
         )
-    return f"the bodies of request {row.id} are not kept any more: proxy.keep_bodies says of how many requests they are"
+    return f"the bodies of request {row.id} are no longer kept: proxy.keep_bodies limits how many"
 
 
 def _row(stack_state: StackState, number: str) -> RequestRow | None:

@@ -197,7 +197,7 @@ class Forward:
             return None, 405, "CONNECT is not supported"
         if (fault := ambiguity(_raw_path(scope))) is not None:
             # The path decides what is guarded and which rules act: it must be the one that the server sees.
-            return api_of(path_at_server(_raw_path(scope))), 400, f"{fault}: llama-server may read it as another one"
+            return api_of(path_at_server(_raw_path(scope))), 400, f"{fault}: llama-server may read it differently"
         if scope["method"] == "POST" and scope["path"].startswith("/slots/") and not self._slot_actions:
             # As without --slot-save-path, which is set for our own snapshots: the disk is not for clients to fill.
             return None, 501, "slots are not saved or restored for clients: server.slot_save_path is not set"
@@ -286,7 +286,7 @@ class Forward:
     async def _is_ready(self, exchange: _Exchange, deadline: float) -> bool:
         if exchange.api is None or await self._wait_ready(max(0.0, deadline - time.monotonic())):
             return True
-        exchange.status, exchange.error = 503, "the llama-server is not ready yet, try again later"
+        exchange.status, exchange.error = 503, "llama-server is not ready yet, try again later"
         await self._replies.error(exchange.scope, exchange.send, exchange.api, 503, exchange.error)
         return False
 

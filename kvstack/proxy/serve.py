@@ -56,9 +56,9 @@ def bind(host: str, port: int, section: str = "proxy") -> socket.socket:
         listener.close()
         if error.errno in {errno.EADDRINUSE, getattr(errno, "WSAEADDRINUSE", errno.EADDRINUSE)}:
             raise PortTaken(
-                f"The {section}'s port {port} is taken by another program",
+                f"The {section}'s port {port} is used by another program",
                 f"{host}:{port}: {error.strerror}",
-                f"End that program, or choose another port: `--set {section}.port=...`.",
+                f"Stop that program, or choose another port: `--set {section}.port=...`.",
             ) from None
         raise KvstackError(
             f"The {section}'s port cannot be opened",

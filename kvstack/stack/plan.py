@@ -87,7 +87,7 @@ def make_plan(config: Config, config_path: Path, environ: Mapping[str, str], *, 
     warmup = load_warmup(config, config_path)
     notices = _doubts(config, warmup)
     if config.attached:
-        reason = "the server is not our own"
+        reason = "kvstack did not start this server"
         return Plan(config, config_path, rules, warmup, Facts(config), notices=notices, no_snapshot=reason)
     binary = find_binary(config, environ)
     env, env_notices = child_environment(config, environ)
@@ -154,9 +154,9 @@ def _place_snapshots(
         return None, "this llama-server has no --slot-save-path"
     if not dry_run or facts.model is not None:
         if facts.shape is None:
-            return None, "what kind of model it is, is not known before llama-server has it"
+            return None, "the kind of model is not known before llama-server has loaded it"
         if facts.shape.kind is Kind.SLIDING_WINDOW:
-            return None, "the window of a sliding-window model is not restored"
+            return None, "a sliding-window model's cache cannot be restored"
     if config.server.slot_save_path is not None:
         return config.server.slot_save_path, ""
     directory = cache_dir() / "snapshots"
@@ -173,5 +173,5 @@ def check_model(facts: Facts) -> None:
     raise ModelNotFound(
         "The model file cannot be used",
         f"{model.path}: {model.problem}",
-        "Download it again; a download that broke off leaves such a file.",
+        "Download it again; an interrupted download leaves such a file.",
     )

@@ -34,8 +34,8 @@ def take_port(host: str, port: int, section: str) -> socket.socket:
                 continue
             if is_alive(ProcessIdentity(run.pid, run.started_s)):
                 raise AlreadyRunning(
-                    f"The {section}'s port {port} is held by the stack {name!r}",
+                    f"The {section}'s port {port} is used by the stack {name!r}",
                     f"pid {run.pid}, {run.proxy_url}, {run.config_path}",
-                    f"End it with `kvstack down {name}`, or choose another port: `--set {section}.port=...`.",
+                    f"Stop it with `kvstack down {name}`, or choose another port: `--set {section}.port=...`.",
                 ) from None
         raise

@@ -84,7 +84,7 @@ def load_warmup(config: Config, config_path: Path | None = None) -> WarmupReques
 
     def system_prompt(key: str, text: str, about: str) -> WarmupRequest:
         if not text.strip():
-            raise problem(key, f"{about}is empty", "Give the text that your clients send, or leave the key out.")
+            raise problem(key, f"{about}is empty", "Set it to the text that your clients send, or remove the key.")
         return from_system_prompt(text)
 
     if warmup.system_prompt is not None:

@@ -62,14 +62,14 @@ class IdentityCheck:
             raise PortTaken(
                 f"Another program answers on port {config.server.port}",
                 f"held by pid {', '.join(map(str, owners)) or 'unknown'}; our llama-server is pid {pid}",
-                "End it, or choose another port: `--set server.port=...`.",
+                "Stop it, or choose another port: `--set server.port=...`.",
             )
         try:
             props = await self._ask()
         except UpstreamError as error:
             if ours:
                 raise StartFailed(
-                    "The llama-server is healthy but tells nothing of itself",
+                    "llama-server is healthy but does not describe itself",
                     f"{config.upstream_url}/props: {error}",
                     "Set server.api_key if it asks for one.",
                 ) from None
@@ -82,7 +82,7 @@ class IdentityCheck:
                 raise PortTaken(
                     f"Another llama-server answers on port {config.server.port}",
                     f"it serves {served}, not {wanted}",
-                    "End it, or choose another port: `--set server.port=...`.",
+                    "Stop it, or choose another port: `--set server.port=...`.",
                 )
         self._publish(
             ServerDescribed(

@@ -224,7 +224,7 @@ class Stack:
             server = ProcessIdentity(left.server_pid, left.server_started_s)
         owner = ProcessIdentity(left.pid, left.started_s)
         if await asyncio.to_thread(sweep, server, left.server_argv0, owner):
-            text = f"Ended what a killed run of this stack had left behind (llama-server, pid {left.server_pid})"
+            text = f"Stopped what a killed run of this stack had left behind (llama-server, pid {left.server_pid})"
             self._warn(text)
         self._run_dir.clear()
 
@@ -359,10 +359,10 @@ class Stack:
         if self._descriptors_told_s is None or now_s - self._descriptors_told_s >= OUT_OF_DESCRIPTORS_AGAIN_S:
             self._descriptors_told_s = now_s
             self._warn(
-                f"kvstack has no file descriptor left (limit {limit():,}): connections wait, requests are refused; "
+                f"kvstack is out of file descriptors (limit {limit():,}): connections wait, requests are refused; "
                 "allow more with `ulimit -n`, or LimitNOFILE= in a systemd unit"
                 if limit() is not None
-                else "The system has no file descriptor left: connections wait, requests are refused"
+                else "The system is out of file descriptors: connections wait, requests are refused"
             )
 
     async def _release_upstream(self) -> bool:

@@ -255,7 +255,7 @@ class _Reuse:
             return True
         if task.how != "lru" or task.similarity_ratio is not None:
             return False  # the log tells of the RAM cache
-        # Builds that tell of the RAM cache only at trace level: no slot was alike by more than the threshold, and yet
+        # Builds that tell of the RAM cache only at trace level: no slot was similar by more than the threshold, and yet
         # much was cached.  (With `--slot-prompt-similarity 0` slots are never compared: then the holder tells.)
         return self.cached > self.prompt * self.threshold_ratio + SLACK_TOKENS and self.holder_is_other
 

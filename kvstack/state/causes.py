@@ -74,7 +74,7 @@ CAUSES: Mapping[Cause, CauseInfo] = {
     ),
     Cause.SYSTEM_CHANGED: CauseInfo(
         "the system text changed",
-        "Whatever changes in the system text is best kept out of it, or frozen by a rule.",
+        "Keep what changes out of the system text, or freeze it with a rule.",
     ),
     Cause.RESULT_CHANGED: CauseInfo(
         "an old tool result was pruned or rewritten",

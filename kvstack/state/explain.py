@@ -68,9 +68,9 @@ def _headline(row: RequestRow) -> str:
     if row.verdict is Verdict.RESTORED and _begins(row):
         return "The cache worked: a former prompt that begins like this one came back from the RAM cache."
     if row.verdict is Verdict.PARTIAL and row.tokens.cached == 0:
-        return "The prompt leaves what was in the cache so early that nothing of it could be used."
+        return "The prompt diverges from the cached one so early that nothing could be reused."
     if row.verdict is Verdict.COLD and row.tokens.cached:
-        return "Next to nothing of this prompt came from the cache."  # (what every chat begins with)
+        return "Almost nothing of this prompt was cached."  # (what every chat begins with)
     return row.verdict.info.headline
 
 
@@ -106,9 +106,9 @@ def _request(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
     if before is not None:
         yield f"It continues the conversation of request {before.id}, which had {_plural(before.items, 'item')}."
     elif row.change.before is not None:
-        yield f"It continues the conversation of request {row.change.before}, which is not remembered any more."
+        yield f"It continues the conversation of request {row.change.before}, which is no longer remembered."
     elif row.change.repeats:
-        yield "It repeats or edits a turn of a conversation that is known."
+        yield "It repeats or edits a turn of a known conversation."
     elif row.verdict in {Verdict.HIT, Verdict.RESTORED}:
         # The same first turn once more begins a conversation, as far as anybody can tell: but not for the cache.
         yield "Its prompt begins like one that was evaluated before."
@@ -149,9 +149,9 @@ def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
             f" {row.change.difference}{_behind(row)}."
         )
     elif row.change.difference is not None:
-        yield f"It differs from the former request: {row.change.difference}{_behind(row)}."
+        yield f"It differs from the previous request: {row.change.difference}{_behind(row)}."
     elif before is not None:
-        yield "Nothing: it only adds to the former request."
+        yield "Nothing: it only adds to the previous request."
 
 
 def _behind(row: RequestRow) -> str:
@@ -165,9 +165,9 @@ def _restart(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
     if row.verdict is Verdict.FAILED:
         return
     if before is not None and before.run < row.run:
-        yield f"The llama-server was started anew after request {before.id}, and its cache was empty then."
+        yield f"The llama-server was restarted after request {before.id}, and its cache was empty then."
     elif _was_restarted(row):
-        yield "The llama-server was started anew, and its cache was empty then."
+        yield "llama-server was restarted, and its cache was empty then."
 
 
 def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
@@ -181,15 +181,15 @@ def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
             yield f"It moved {_tokens(task.chunk_tokens)} of the old prompt to their new place (--cache-reuse)."
         if task.reprocessed:
             yield (
-                "It could not cut its state where the prompts part and had no checkpoint before that point:"
-                " it evaluated the prompt from its beginning."
+                "It could not rewind to where the prompts diverge and had no checkpoint before that point:"
+                " it evaluated the whole prompt."
             )
         elif task.restored_tokens is not None:
             yield f"It went back to the context checkpoint at {_tokens(task.restored_tokens)}."
         if task.shifted_tokens:
-            yield f"It threw {_tokens(task.shifted_tokens)} out of the middle of the context to make room."
+            yield f"It discarded {_tokens(task.shifted_tokens)} from the middle of the context to make room."
         if task.truncated:
-            yield "The context was full before the answer was whole."
+            yield "The context was full before the answer was complete."
         if task.cancelled and task.rejected is None:
             yield "It noticed that the client was gone and stopped."
     if row.tokens.prompt is not None and row.tokens.cached is not None and row.tokens.evaluated is not None:
@@ -203,7 +203,7 @@ def _server(row: RequestRow, slots: int | None) -> Iterator[str]:
 
 def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]:
     said = f" (sim_best {task.similarity_ratio:.3f})" if task.similarity_ratio is not None else ""
-    held, more = "", "; that did not begin enough like this prompt"
+    held, more = "", "; which was not similar enough to this prompt"
     if task.holder_is_warmup:
         warm = f" of {_tokens(row.tokens.warm)}" if row.tokens.warm else ""
         held = f", which held the warm-up's prefix{warm}"
@@ -213,24 +213,24 @@ def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]
         held, more = ", which held nothing", ""
     match task.how:
         case "lcp" | "lcs":
-            yield f"It chose slot {task.slot}{held}, because that begins most like this prompt{said}."
+            yield f"It chose slot {task.slot}{held}, because its content is most similar to this prompt{said}."
         case "lru":
             if slots == 1:
                 yield f"It took slot {task.slot}, its only one{held}{said or more}."
             else:
-                oldest = ", unused for longest" if slots is not None else ""
-                alike = "No slot began enough like this prompt; it took" if more else "It took"
+                oldest = ", the least recently used" if slots is not None else ""
+                alike = "No slot was similar enough to this prompt; it took" if more else "It took"
                 yield f"{alike} slot {task.slot}{held}{said}{oldest if more else ''}."
         case "id":
             yield f"It took slot {task.slot}{held}, as the client asked."
         case _:
             yield f"It worked in slot {task.slot}{held}."
     if task.ram_hit:
-        yield "It found a better beginning in the RAM cache and put that into the slot."
+        yield "It found a better match in the RAM cache and restored it into the slot."
     elif task.how == "lru" and said:
-        yield "It looked for a better beginning in the RAM cache and found none."
+        yield "It looked for a better match in the RAM cache and found none."
     elif row.verdict is Verdict.RESTORED:
-        yield "So much cached can only have come from the RAM cache; this log level does not say it."
+        yield "So many cached tokens can only come from the RAM cache; this log level does not show it."
 
 
 def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
@@ -241,7 +241,7 @@ def _cost(row: RequestRow, rate: float | None) -> Iterator[str]:
         if row.verdict is Verdict.COLD:
             yield f"{_tokens(row.tokens.lost)} were evaluated{spent}."
             if row.tokens.warm is None:
-                yield "A warm-up does that beforehand for what requests share."
+                yield "A warm-up evaluates what requests share beforehand."
         elif row.verdict is Verdict.PARTIAL and _begins(row):
             # It shares a prefix with others at best: how long that could be nobody knows exactly.
             yield f"Up to {_tokens(row.tokens.lost)} were evaluated that could have been cached{spent}."
@@ -287,7 +287,7 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
                 yield from _against_change(row, row.change.difference)
             elif row.tokens.warm and _begins(row):
                 yield (
-                    f"{_tokens(row.tokens.warm)} were warm, but this prompt leaves them early:"
+                    f"{_tokens(row.tokens.warm)} were warm, but this prompt diverges from them early:"
                     " record one request of this client, system prompt and tools, for warmup.request_file."
                 )
             else:
@@ -296,7 +296,7 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
             if row.tokens.warm:
                 lost = "" if row.work is not None else ", or that had lost its place by then"
                 yield (
-                    f"{_tokens(row.tokens.warm)} were warm, but this prompt is another one than the warmed one{lost}."
+                    f"{_tokens(row.tokens.warm)} were warm, but this prompt is not the one that was warmed up{lost}."
                     " If it is this client's that should be warm, record one of its requests for warmup.request_file."
                 )
             elif row.tokens.warm == 0:

@@ -70,29 +70,29 @@ VERDICTS: Mapping[Verdict, VerdictInfo] = {
         "good",
     ),
     Verdict.RESTORED: VerdictInfo(
-        "as one of these, out of the RAM cache",
+        "as one of these, from the RAM cache",
         "The cache worked: the conversation came back from the RAM cache.",
         "good",
     ),
     Verdict.COLD: VerdictInfo(
-        "next to nothing was cached, nothing of it was expected to be, and no slot was alike",
+        "almost nothing was cached, nothing of it was expected to be, and no slot was similar",
         "Nothing of this prompt came from the cache.",
         "warn",
         "nothing like them was in the cache",
     ),
     Verdict.PARTIAL: VerdictInfo(
-        "the prompt left the former one early: the client changed something",
-        "The prompt leaves early what was in the cache: the rest had to be evaluated.",
+        "the prompt diverged early from the previous one: the client changed something",
+        "The prompt diverges early from the cached prompt: the rest had to be evaluated.",
         "warn",
-        "their prompts begin otherwise than what was cached",
+        "their prompts differ from what was cached",
     ),
     Verdict.REPROCESS: VerdictInfo(
-        "more matched than was kept: the server had no checkpoint where the prompts part",
+        "more matched than was kept: the server had no checkpoint where the prompts diverge",
         "The server found the prompt's beginning, but could not keep it.",
         "bad",
         "the server could not keep what matched",
         (
-            "This model's state cannot be cut: it needs a checkpoint before the point where the prompts part.",
+            "This model's state cannot be rewound without a checkpoint before the point where the prompts diverge.",
             "Raise server.ctx_checkpoints, leave server.checkpoint_min_step alone; newer builds keep more.",
         ),
     ),
@@ -110,9 +110,9 @@ VERDICTS: Mapping[Verdict, VerdictInfo] = {
         "the body extends the former one, in the same slot, but the rendered prompt does not",
         "The client only added to the conversation, but the rendered prompt changed further up.",
         "bad",
-        "the chat template renders older turns anew",
+        "the chat template renders older turns differently",
         (
-            "The chat template renders older turns anew, often without their reasoning:"
+            "The chat template renders older turns differently, often without their reasoning:"
             " try `--reasoning-preserve` in server.extra_args if this build has it.",
         ),
     ),
@@ -123,7 +123,7 @@ VERDICTS: Mapping[Verdict, VerdictInfo] = {
         "the context was full",
         ("Raise server.ctx_size, lower server.parallel, or let the client compact its history earlier.",),
     ),
-    Verdict.CANCELLED: VerdictInfo("the client left", "The client left before the answer was whole.", "idle"),
+    Verdict.CANCELLED: VerdictInfo("the client left", "The client left before the answer was complete.", "idle"),
     Verdict.FAILED: VerdictInfo(
         "the answer is an error, also one in the middle of a stream", "The request failed.", "bad"
     ),
@@ -187,12 +187,12 @@ REASONS: Mapping[ReasonKind, str] = {
     ReasonKind.NOT_IN_CACHE: "the former prompt was not in the cache",
     ReasonKind.RENDERED_ANEW: "the rendered history differs from what the server holds",
     ReasonKind.SERVER_RESTARTED: "the server was restarted",
-    ReasonKind.OTHER_PROMPT_WARMED: "another prompt than the warmed one",
+    ReasonKind.OTHER_PROMPT_WARMED: "not the prompt that was warmed up",
     ReasonKind.FIRST_REQUEST: "first request of its conversation",
     ReasonKind.NOTHING_ALIKE: "nothing like it was cached",
-    ReasonKind.SLOT_LOST: "its slot was given away",
+    ReasonKind.SLOT_LOST: "its slot was taken",
     ReasonKind.SLOT_LOST_TO_REQUEST: "by request {request} ({client})",
     ReasonKind.SLOT_LOST_TO_WARMUP: "by the warm-up",
-    ReasonKind.SLOT_LOST_TO_BYPASS: "by a request past the proxy",
+    ReasonKind.SLOT_LOST_TO_BYPASS: "by a request that bypassed the proxy",
 }
 """The one table of reasons, in a few words; in braces the figures of a `Reason`."""

@@ -28,7 +28,7 @@ KnownConfigArgument = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG|NAME",
-        help="The stack's config file (TOML); or a stack's name, for the file that it was started with, as it is now.",
+        help="The stack's config file (TOML), or the name of a stack: then the file that it was started with.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]

@@ -50,9 +50,9 @@ def start_background(
     former = directory.read()
     if former is not None and control_client.alive(former):
         raise AlreadyRunning(
-            f"A stack named {name!r} is running already",
+            f"A stack named {name!r} is already running",
             f"pid {former.pid}, {former.proxy_url}, {former.config_path}",
-            f"See it with `kvstack status {name}`, end it with `kvstack down {name}`.",
+            f"See it with `kvstack status {name}`, stop it with `kvstack down {name}`.",
         )
     with _Said(directory) as said:
         process = _spawn(config_path, overrides, said.file)
@@ -61,7 +61,7 @@ def start_background(
         except KeyboardInterrupt:
             process.returncode = 0
             said.keep()
-            output.say(f"\n{name} goes on in the background; `kvstack down {name}` stops it")
+            output.say(f"\n{name} keeps running in the background; `kvstack down {name}` stops it")
             raise
         if ended:
             return _ended(name, config_path, process.returncode, said)
@@ -169,7 +169,7 @@ def _follow(
         run = _own(directory, process.pid)
     said.keep()
     if not wait:
-        output.say(f"{name} starts in the background: {run.proxy_url} (pid {run.pid})")
+        output.say(f"{name} is starting in the background: {run.proxy_url} (pid {run.pid})")
         output.say(f"  {verbs_for(name, attached=attached_url is not None)}")
         return False
     told = ""
@@ -232,20 +232,20 @@ def _what_happens(status: Mapping[str, Any], attached_url: str | None) -> str:
 def _ended(name: str, config_path: Path, code: int, said: _Said) -> int:
     """What the background process said, for it is what it would have said here; its exit code is ours."""
     text = said.text()
-    more = f"See {said.path}." if said.is_kept else f"See what it says in front: `kvstack up {config_path}`."
+    more = f"See {said.path}." if said.is_kept else f"Run it in the foreground to see more: `kvstack up {config_path}`."
     if code > 0 and text.strip():
         output.say(text.rstrip())
         return code
     if code > 0:
         error = KvstackError(
-            f"The stack {name!r} ended while it started, and could not say why",
+            f"The stack {name!r} ended during its start without giving a reason",
             f"exit status {code}; nothing could be written to {said.path.parent}, or nothing was said",
-            f"See that there is space, and what it says in front: `kvstack up {config_path}`.",
+            f"Check the free space, and run it in the foreground: `kvstack up {config_path}`.",
         )
         output.say_error(error)
         return code
     if code < 0:
         raise StartFailed(
-            f"The stack {name!r} was killed while it started", f"signal {-code}\n{text[-2000:]}".rstrip(), more
+            f"The stack {name!r} was killed during its start", f"signal {-code}\n{text[-2000:]}".rstrip(), more
         )
-    raise ChildLost(f"The stack {name!r} was stopped while it started", text[-2000:], more)
+    raise ChildLost(f"The stack {name!r} was stopped during its start", text[-2000:], more)

@@ -66,7 +66,7 @@ def _read(path: str) -> tuple[Path, str]:
             [Problem("", f"cannot be read: {error.strerror or error}")],
             f"Give the path of a config file: {' or '.join(f'`{one}`' for one in near)}?"
             if near
-            else "Give the path of a config file; `configs/` has some to begin with.",
+            else "Give the path of a config file; `configs/` has examples.",
         ) from None
 
 

@@ -96,7 +96,7 @@ def find(target: str | None) -> RunFile:
     living = [run for run in runs if alive(run)]
     if len(living) > 1:
         listed = "\n".join(f"{run.name}  {run.proxy_url}  pid {run.pid}" for run in living)
-        raise UsageError("Several stacks are running", listed, "Say which one is meant, by its name.")
+        raise UsageError("Several stacks are running", listed, "Specify a name.")
     if living:
         return living[0]
     last = last_used() or ""
@@ -131,10 +131,10 @@ def find_dir(target: str | None) -> tuple[RunDir, NotRunning | None]:
         logged = names_with_log()
         if not logged:
             raise
-        there = f"logs that are there: {', '.join(logged)}"
+        there = f"available logs: {', '.join(logged)}"
         fact = f"{error.fact}\n{there}" if error.fact else there
         commands = ", ".join(f"`kvstack logs {name}`" for name in logged[:3])
-        raise NotRunning(error.what, fact, f"Read the log of one that has ended by its name: {commands}.") from None
+        raise NotRunning(error.what, fact, f"To read the log of a stack that has ended, name it: {commands}.") from None
 
 
 def fetch_status(run: RunFile) -> dict[str, Any]:
@@ -149,9 +149,9 @@ def fetch_status(run: RunFile) -> dict[str, Any]:
     data = _json_object(body)
     if status != http.client.OK or data is None:
         raise KvstackError(
-            f"{run.name!r} gave no status",
+            f"{run.name!r} did not report its status",
             f"HTTP {status} from {run.proxy_url}/kvstack/status",
-            f"Is it a kvstack of this version?  It says {run.version}.",
+            f"Is it this version of kvstack?  It reports {run.version}.",
         )
     return data
 
@@ -205,7 +205,7 @@ def follow(run: RunFile, path: str) -> Iterator[Iterator[bytes]]:
             raise KvstackError(
                 f"The stack {run.name!r} refuses",
                 _answer(run, path, response.status, refused).message,
-                f"Is it a kvstack of this version?  It says {run.version}."
+                f"Is it this version of kvstack?  It reports {run.version}."
                 if response.status == http.client.NOT_FOUND
                 else "",
             )
@@ -261,7 +261,7 @@ def _talk(run: RunFile, method: str, path: str, timeout_s: float, headers: dict[
 def _connection(run: RunFile, timeout_s: float) -> http.client.HTTPConnection:
     host, port = _address(run)
     if not _TOKEN.fullmatch(run.token):  # which is a secret: it is not shown
-        raise _broken(run, "its token is none that can be sent")
+        raise _broken(run, "its token cannot be sent in a header")
     return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
 
@@ -288,7 +288,7 @@ def _address(run: RunFile) -> tuple[str, int]:
     except ValueError as error:  # a port that is none, half an IPv6 address, a name that cannot be looked up
         raise _broken(run, f"proxy_url {run.proxy_url!r}: {error}") from None
     if url.scheme != "http" or not _HOST.fullmatch(host):
-        raise _broken(run, f"proxy_url {run.proxy_url!r} is no http:// address")
+        raise _broken(run, f"proxy_url {run.proxy_url!r} is not an http:// address")
     if host in {"0.0.0.0", "::"}:  # an address to listen on is none to connect to
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
     return host, port
@@ -322,7 +322,7 @@ def _read(name: str) -> RunFile | None:
 
 
 def _stale(run: RunFile) -> NotRunning:
-    killed = f"its run file names pid {run.pid}, which has ended without clearing up (killed, or the machine restarted)"
+    killed = f"its run file names pid {run.pid}, which ended without cleaning up (killed, or the machine restarted)"
     return NotRunning(
         f"The stack {run.name!r} is not running",
         "\n".join([killed, *last_run.last_written(run.name, run.begun_s)]),

@@ -184,7 +184,7 @@ class _Signals:
         if self.exit_code == ExitCode.OK:
             self.exit_code = _SIGNALS[name]
             if not self._quiet:
-                output.say("stopping; once more kills at once")
+                output.say("stopping; press Ctrl-C again to kill at once")
             self._stack.request_stop("Ctrl-C" if name == "SIGINT" else name)
         else:
             self._stack.kill()

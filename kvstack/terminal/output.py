@@ -143,7 +143,7 @@ def unwritten(error: OSError) -> KvstackError:
     return KvstackError(
         "The output could not be written",
         f"stdout: {error.strerror or error}",
-        "Let stdout go where there is room for it.",
+        "Redirect stdout to a place with free space.",
     )
 
 

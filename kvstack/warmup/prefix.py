@@ -79,7 +79,7 @@ async def find_prefix(
     shape = facts.shape
     end = boundary(tokens, shared, special, exact=shape is None or shape.needs_checkpoints)
     if end is None:
-        raise NoSnapshot("the template marks the begin of a user's turn with no special token")
+        raise NoSnapshot("the template does not mark the start of a user's turn with a special token")
     prefix = tuple(ids[:end])
     if await asyncio.to_thread(server_files, facts) != files:
         # The running server knows nothing of it, but the next one would take its snapshot for its own.
@@ -177,7 +177,7 @@ async def tokenize(upstream: Upstream, text: str) -> list[Token]:
     try:
         return [Token(int(item["id"]), item["piece"] if isinstance(item["piece"], str) else None) for item in items]
     except (KeyError, TypeError):
-        raise NoSnapshot("the server does not tell what its tokens stand for") from None
+        raise NoSnapshot("the server does not return the text of its tokens") from None
 
 
 async def token_ids(upstream: Upstream, text: str, *, as_text: bool = False) -> list[int]:

@@ -128,7 +128,7 @@ class PrefixSnapshots:
         prefix = self._on_trial
         if prefix is None:
             return None
-        reason = "llama-server died with a prefix snapshot, before it had answered anybody"
+        reason = "llama-server died after it was given a prefix snapshot, before its first answer"
         self.fail(prefix, reason)
         return reason
 
@@ -144,7 +144,7 @@ class PrefixSnapshots:
         for conversation in self._pause.conversations():
             number, path = conversation.request, conversation.path
             if not can_be_rendered(path):
-                raise NoSnapshot(f"whether request {number} ({path}) begins with the prefix, cannot be told")
+                raise NoSnapshot(f"it is not known whether request {number} ({path}) begins with the prefix")
             if head_fingerprint is not None and conversation.head_fingerprint == head_fingerprint:
                 return number
         return None
@@ -161,12 +161,12 @@ class PrefixSnapshots:
         try:
             tokens = int(json.loads(answer.body)[0]["n_prompt_tokens"])
         except (ValueError, KeyError, TypeError, IndexError):
-            raise NoSnapshot("how large the conversation in the slot is, the server does not tell") from None
+            raise NoSnapshot("the server does not report the size of the conversation in the slot") from None
         needed = conversation_bytes(shape, tokens, settings.key_type, settings.value_type, settings.checkpoints)
         if 0 < settings.cache_ram_bytes < needed:
             raise NoSnapshot(
                 f"the conversation in the slot ({tokens:,} tokens, up to {needed // MIB:,} MiB) is larger than the "
-                f"host prompt cache takes ({settings.cache_ram_bytes // MIB:,} MiB)"
+                f"host prompt cache ({settings.cache_ram_bytes // MIB:,} MiB)"
             )
 
     async def _push(self) -> None:
@@ -236,7 +236,7 @@ class PrefixSnapshots:
             raise NoSnapshot(f"the server evaluated {prompt:,} tokens instead of {len(prefix.tokens):,}")
         async with self._pause.quiet() as quiet:
             if not quiet:
-                raise NoSnapshot("a request came in between")
+                raise NoSnapshot("a request arrived in between")
             await self._save(files, prefix)
             await asyncio.to_thread(files.tidy, prefix.name)
         return evaluated
@@ -250,14 +250,14 @@ class PrefixSnapshots:
             self._on_trial = prefix
             said = await self._slot("save", draft)
             if said.get("n_saved") != len(prefix.tokens):
-                raise NoSnapshot(said.get("error") or "a request came in between")
+                raise NoSnapshot(said.get("error") or "a request arrived in between")
             written = said.get("n_written")
             size = written if isinstance(written, int) else 0
             note = await asyncio.to_thread(files.accept, draft, prefix.name, len(prefix.tokens), size)
         finally:
             files.drop(draft)
         if note is None:
-            raise NoSnapshot(f"it could not be written whole to {files.directory}")
+            raise NoSnapshot(f"it could not be written completely to {files.directory}")
         said = await self._slot("restore", files.file_name(prefix.name))
         if not _is_restored(said, note):
             files.remove(prefix.name)
@@ -270,7 +270,7 @@ class PrefixSnapshots:
         """What the server says; an error as its text at `error`."""
         answer = await self._upstream.request("POST", f"/slots/0?action={action}", {"filename": file_name})
         if answer.status == 503:  # it was started again meanwhile: that says nothing of the file
-            raise NoSnapshot("the server is being loaded")
+            raise NoSnapshot("the server is loading")
         with contextlib.suppress(ValueError):
             data: Any = json.loads(answer.body)
             if isinstance(data, dict):

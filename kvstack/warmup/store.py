@@ -83,11 +83,11 @@ class SnapshotFiles:
             text = ""
         note = SnapshotNote.from_json(text)
         if note is None or note.tokens != tokens:
-            problem = "its note cannot be read"
+            problem = "its metadata cannot be read"
         elif not self._is_as_noted(name, note):
-            problem = "its file is gone, or was written to since"
+            problem = "its file is gone or has changed"
         elif self._digest(name) != note.digest:
-            problem = "its file does not hold what was saved"
+            problem = "its file does not match what was saved"
         else:
             return note
         self.remove(name)

@@ -124,9 +124,9 @@ class SnapshotValidator:
         now = time.time()
         self.begin(None)
         number, cached, tokens = answered.number, answered.cached_tokens, len(answered.prefix.tokens)
-        reason = f"the snapshot did not hold: request {number} found {cached:,} of its {tokens:,} tokens cached"
+        reason = f"the snapshot was not valid: request {number} found {cached:,} of its {tokens:,} tokens cached"
         self._snapshots.fail(answered.prefix, reason)
         self._bus.publish(WarmupJudged(now, False, cached, reason))
         # That request has evaluated the prefix: to warm it up now would only cost its conversation the slot.
-        text = f"The warm-up failed: {reason}, and has evaluated them. It was removed; the next start makes it anew"
+        text = f"The warm-up failed: {reason}, and has evaluated them. It was removed; the next start makes a new one"
         self._bus.publish(Notice(now, "warning", text))

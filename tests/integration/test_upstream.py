@@ -93,4 +93,4 @@ async def test_a_connection_that_is_reset_is_told_in_words(begun: bool) -> None:
         with pytest.raises(UpstreamError) as caught:
             await ask()
         await upstream.close()
-    assert str(caught.value) == "the connection broke before the answer was whole"
+    assert str(caught.value) == "the connection closed before the answer was complete"

@@ -96,12 +96,12 @@ def test_a_missing_model_is_exit_3(tmp_path: Path, server: dict[str, Any]) -> No
     assert_three_parts(kvstack("up", str(config)), 3, "no.gguf")
 
 
-@pytest.mark.parametrize("kind", ["no GGUF at all", "cut off"])
+@pytest.mark.parametrize("kind", ["not a GGUF at all", "cut off"])
 def test_a_bad_model_is_exit_3(kind: str, tmp_path: Path, server: dict[str, Any]) -> None:
     """A text file is seen through at once; a truncated file is what the server itself reports."""
     bad = tmp_path / "bad.gguf"
     data = Path(server["model"]).read_bytes()
-    bad.write_bytes(b"not a model" * 100 if kind == "no GGUF at all" else data[: len(data) // 2])
+    bad.write_bytes(b"not a model" * 100 if kind == "not a GGUF at all" else data[: len(data) // 2])
     config = config_on_free_ports(tmp_path, {**server, "model": str(bad)})
     assert_three_parts(kvstack("up", str(config)), 3, "bad.gguf")
 

@@ -159,7 +159,7 @@ def test_a_snapshot_that_does_not_hold_is_made_anew_by_the_next_start(
         warmup = wait_until_proved(stack)
         assert warmup["outcome"] == "failed"
         assert f"found {cached:,} of its {boundary:,} tokens cached" in warmup["detail"]
-        assert any("the next start makes it anew" in notice["text"] for notice in stack.status()["notices"])
+        assert any("the next start makes a new one" in notice["text"] for notice in stack.status()["notices"])
         assert files() == []
         # That request has evaluated it: the next conversation finds it, but for what is missing to a checkpoint.
         cached, _, _ = first_turn(stack, 2, WORDS[1])

@@ -98,7 +98,7 @@ def test_whatever_changes_the_cache_has_no_snapshot(
 @pytest.mark.parametrize(
     ("kind", "sections", "why"),
     [
-        ("swa", {}, "no snapshot: the window of a sliding-window model is not restored"),
+        ("swa", {}, "no snapshot: a sliding-window model's cache cannot be restored"),
         ("hybrid", {"snapshots_max_mib": 1}, "no snapshot: it would take 2 MiB, more than warmup.snapshots_max_mib"),
     ],
 )

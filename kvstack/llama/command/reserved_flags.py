@@ -178,7 +178,7 @@ def judge_extra_args(server: Server, asked: Capabilities | None) -> Iterator[Pro
             continue
         elif name not in capabilities.flags:
             yield Problem(
-                "server.extra_args", f"{name} is no flag of this llama-server{_alternative(name, capabilities)}"
+                "server.extra_args", f"{name} is not a flag of this llama-server{_alternative(name, capabilities)}"
             )
         elif _downloads_model(name, capabilities):
             yield Problem("server.extra_args", f"{name} {_REPLACES_MODEL}; set server.hf instead")

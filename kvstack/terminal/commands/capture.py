@@ -38,11 +38,11 @@ def capture(
         ),
     ],
     count: Annotated[
-        int | None, typer.Option("-n", "--count", metavar="N", min=1, help="End after so many requests.")
+        int | None, typer.Option("-n", "--count", metavar="N", min=1, help="Stop after N requests.")
     ] = None,
-    append: Annotated[bool, typer.Option("--append", help="Add to FILE if it exists, which is refused otherwise.")] = (
-        False
-    ),
+    append: Annotated[
+        bool, typer.Option("--append", help="Append to FILE if it exists; otherwise an existing FILE is an error.")
+    ] = (False),
 ) -> None:
     """
     Record the model requests that come in, until Ctrl-C.
@@ -76,7 +76,7 @@ def _told_apart(arguments: list[str]) -> tuple[str | None, str]:
     *stack, file = arguments
     if not stack and (file.endswith(".toml") or file in names()):
         raise UsageError(
-            "The file to write is not given", f"{file} names a stack", f"Name one: `kvstack capture {file} FILE`."
+            "The file to write is missing", f"{file} names a stack", f"Specify one: `kvstack capture {file} FILE`."
         )
     return stack[0] if stack else None, file
 
@@ -112,7 +112,7 @@ def _record(run: RunFile, lines: Iterator[bytes], written: _Written, count: int 
             continue
         if line.startswith(b'{"lost":'):
             lost = json.loads(line)["lost"]
-            output.say(f"lost {plural(lost, 'request')} so far: they came faster than they could be taken")
+            output.say(f"lost {plural(lost, 'request')} so far: they came faster than they could be written")
             continue
         written.add(line)
         if written.count == count:
@@ -200,7 +200,9 @@ class _File:
         try:
             descriptor = os.open(path, flags if append else flags | os.O_EXCL, 0o600)
         except FileExistsError:
-            raise UsageError(f"{path} exists already", "", "Choose another name, or add to it with --append.") from None
+            raise UsageError(
+                f"{path} already exists", "", "Choose another name, or append to it with --append."
+            ) from None
         except OSError as error:
             raise _unwritable(path, error) from None
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
@@ -257,5 +259,5 @@ class _File:
 
 def _unwritable(path: Path, error: OSError) -> KvstackError:
     return KvstackError(
-        f"{path} cannot be written", error.strerror or str(error), "Choose a directory that can be, with room in it."
+        f"{path} cannot be written", error.strerror or str(error), "Choose a writable directory with free space."
     )

@@ -35,7 +35,7 @@ def check(config: ConfigArgument, overrides: OverridesOption = None, as_json: Js
             "missing": [{"what": error.what, "fact": error.fact, "next_step": error.next_step} for error in missing],
         }
         verb = "attaches to" if parsed.attached else "serves"
-        text = f"{config}: keys and rules are right; stack {parsed.name!r} {verb} {source} behind {parsed.proxy_url}"
+        text = f"{config}: keys and rules are valid; stack {parsed.name!r} {verb} {source} behind {parsed.proxy_url}"
         if missing:
             shown = [output.error_text(error).replace("error: ", "not here: ", 1) for error in missing]
             text = "\n".join([text, "But on this machine it would not start:", *shown])

@@ -63,7 +63,7 @@ def doctor(config: KnownConfigArgument, overrides: OverridesOption = None, as_js
         error = KvstackError(
             f"{plural(len(errors), 'finding')} {'is an error' if len(errors) == 1 else 'are errors'}",
             ", ".join(finding.code for finding in errors),
-            f"Do what each remedy says, then run `kvstack doctor {config}` again.",
+            f"Apply each remedy, then run `kvstack doctor {config}` again.",
         )
         return output.Result(data, lambda console: _drawn(console, found, facts, log), ExitCode.ERROR, error)
 
@@ -289,7 +289,7 @@ def _drawn(console: Console, found: tuple[Finding, ...], facts: Facts, log: Last
     if log.left_out is not None:
         unknown.append(f"the log {log.path} ({log.left_out})")
     count = f"{len(found)} finding{'' if len(found) == 1 else 's'}"
-    looked = count if found else "nothing is wrong as far as can be seen"
-    unseen = f"; not looked at: {', '.join(unknown)}" if unknown else ""
+    looked = count if found else "no problems found"
+    unseen = f"; not checked: {', '.join(unknown)}" if unknown else ""
     parts.append(Text(f"{facts.config.name}: {looked}{unseen}"))
     return Group(*parts)

@@ -28,7 +28,10 @@ def down(
     timeout_s: Annotated[
         float,
         typer.Option(
-            "--timeout", metavar="SECONDS", min=0.0, help="How long it may take to end in order, before it is killed."
+            "--timeout",
+            metavar="SECONDS",
+            min=0.0,
+            help="How long an orderly stop may take, in seconds, before the stack is killed.",
         ),
     ] = 60.0,
     as_json: JsonOption = False,
@@ -36,7 +39,7 @@ def down(
     """
     Stop a running stack.
 
-    In order: streams end, then llama-server, then kvstack. Waits until nothing is left.
+    In order: open streams finish, then llama-server stops, then kvstack. Waits until nothing is left.
     """
 
     def action() -> output.Result:
@@ -62,9 +65,9 @@ def down(
         if _wait(run, KILL_GRACE_S):
             return _ended(run, begun, killed=True)
         raise KvstackError(
-            f"The stack {run.name!r} did not end",
-            f"pid {run.pid} still lives after {timeout_s + KILL_GRACE_S:.0f} s",
-            f"End the process yourself: `kill -9 {run.pid}`; the next `kvstack up` clears up what it leaves.",
+            f"The stack {run.name!r} did not stop",
+            f"pid {run.pid} is still alive after {timeout_s + KILL_GRACE_S:.0f} s",
+            f"Kill the process yourself: `kill -9 {run.pid}`; the next `kvstack up` cleans up what it leaves.",
         )
 
     output.deliver("down", as_json, action)

@@ -21,7 +21,9 @@ def explain(
     ] = "last",
     stack: Annotated[
         str | None,
-        typer.Option("--stack", metavar="NAME|CONFIG", help="Which stack. Default: the only running one."),
+        typer.Option(
+            "--stack", metavar="NAME|CONFIG", help="A stack's name, or its config file. Default: the only running one."
+        ),
     ] = None,
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Show sixty characters of the prompt around the difference.")
@@ -70,7 +72,7 @@ def _text(data: dict[str, Any], *, show_text: bool = False) -> str:
         differs = (data.get("request") or {}).get("difference") is not None
         lines += [
             "",
-            "The text around the difference is not remembered any more."
+            "The text around the difference is no longer remembered."
             if differs
             else "There is no text to show: no difference from a former request was found.",
         ]

@@ -21,10 +21,10 @@ POLL_S = 0.2
 @app.command()
 def logs(
     stack: StackArgument = None,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on with what is written, until the stack ends.")
-    ] = False,
-    count: Annotated[int, typer.Option("-n", "--lines", metavar="N", min=0, help="How many of the last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the stack ends.")] = False,
+    count: Annotated[
+        int, typer.Option("-n", "--lines", metavar="N", min=0, help="Number of last lines to print.")
+    ] = 50,
     as_json: JsonOption = False,
 ) -> None:
     """
@@ -38,7 +38,7 @@ def logs(
         from kvstack.terminal.commands.log_follower import Follower, last_lines  # noqa: PLC0415 - only when the verb runs
 
         if follow and as_json:
-            raise UsageError("--follow and --json do not go together", "", "Leave one of them out.")
+            raise UsageError("--follow and --json cannot be combined", "", "Remove one of them.")
         directory, why_not = control_client.find_dir(stack)
         run = directory.read()
         if why_not is None and run is not None and run.attached:
@@ -68,11 +68,11 @@ def logs(
 
 
 def _no_log(run: RunFile, directory: RunDir) -> KvstackError:
-    fact = "it is attached to a llama-server that somebody else started, and that one keeps its log itself"
+    fact = "it is attached to a llama-server that it did not start, which keeps its own log"
     if directory.log_path.exists():
-        fact += f"\n{directory.log_path} is of an earlier run"
+        fact += f"\n{directory.log_path} is from an earlier run"
     return KvstackError(
-        f"The stack {run.name!r} has no log, and will have none",
+        f"The stack {run.name!r} has no log",
         fact,
-        f"Look where that server writes its log; `kvstack status {run.name}` shows what is known of it.",
+        f"See where that server writes its log; `kvstack status {run.name}` shows what is known about it.",
     )

@@ -146,9 +146,9 @@ def _rules_of(run: RunFile) -> list[dict[str, Any]]:
     lines = answer.data.get("rules") if answer.ok and answer.data is not None else None
     if not isinstance(lines, list):
         raise KvstackError(
-            f"The stack {run.name!r} does not tell its rules",
+            f"The stack {run.name!r} does not report its rules",
             answer.message,
-            f"Is it a kvstack of this version?  It says {run.version}.",
+            f"Is it this version of kvstack?  It reports {run.version}.",
         )
     return lines
 
@@ -235,7 +235,7 @@ def _list_text(lines: Sequence[Mapping[str, Any]], clients: Sequence[str], where
         out += _wrapped(f"{line['summary']}  {line.get('effect', '')}".strip(), "     ")
     for client in clients:
         out += _wrapped(f"-    {client}  (nothing to do)", "")
-        out += _wrapped("A known client that needs no rule of its own; those for any client apply to it.", "     ")
+        out += _wrapped("A known client that needs no rules of its own; those for any client apply to it.", "     ")
     active = sum(line["active"] for line in lines)
     return "\n".join([*out, "", f"{plural(len(lines), 'rule')}, {active} on{where}"])
 
@@ -255,7 +255,9 @@ def _read_requests(file: Path) -> list[Recorded]:
     try:
         text = file.expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{file} cannot be read", error.strerror or str(error), "Give a captured request.") from None
+        raise UsageError(
+            f"{file} cannot be read", error.strerror or str(error), "Specify a file with captured requests."
+        ) from None
     except UnicodeDecodeError:
         raise UsageError(f"{file} is not UTF-8 text", "", "Give one JSON body, or JSON Lines.") from None
     from kvstack.prompt.recording import RecordingError, read_recording  # noqa: PLC0415 - only when the verb runs
@@ -263,7 +265,7 @@ def _read_requests(file: Path) -> list[Recorded]:
     try:
         found = read_recording(text)
     except RecordingError as error:
-        raise UsageError(f"{file} is no recording", str(error), "Give one JSON body, or JSON Lines.") from None
+        raise UsageError(f"{file} is not a recording", str(error), "Give one JSON body, or JSON Lines.") from None
     if not found:
-        raise UsageError(f"{file} holds no request", "", "Record some: `kvstack capture FILE`.")
+        raise UsageError(f"{file} contains no request", "", "Record some: `kvstack capture FILE`.")
     return found

@@ -33,7 +33,7 @@ def status(
         bool,
         typer.Option(
             "--watch",
-            help="Go on until Ctrl-C, which leaves the view and not the stack: the dashboard, or one line per request "
+            help="Keep updating until Ctrl-C, which does not stop the stack: the dashboard, or one line per request "
             "in a pipe; with --json one envelope per line (JSON Lines), at once and after each change.",
         ),
     ] = False,
@@ -73,7 +73,7 @@ def _next_step(run: RunFile, data: dict[str, Any]) -> str:
         return f"See `kvstack logs -f {run.name}`."
     server = data.get("server")
     url = server.get("url") if isinstance(server, dict) else None
-    return f"Look after the llama-server at {url or 'server.url'}, which keeps its own log; kvstack waits for it."
+    return f"Check llama-server at {url or 'server.url'}, which keeps its own log; kvstack waits for it."
 
 
 def _picture(data: dict[str, Any], screen: Console) -> RenderableType:

@@ -23,7 +23,9 @@ def up(
     wait: Annotated[
         bool, typer.Option("--wait", help="With -d: return when the stack is ready, or has failed.")
     ] = False,
-    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="Plain lines, also on a terminal.")] = False,
+    no_dashboard: Annotated[
+        bool, typer.Option("--no-dashboard", help="Print plain lines, even on a terminal.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print llama-server's command and start nothing.")] = False,
     overrides: OverridesOption = None,
 ) -> None:
@@ -34,7 +36,7 @@ def up(
     """
     try:
         if wait and not detach:
-            raise UsageError("--wait goes with -d", "", "Say `up -d --wait`, or leave --wait out.")
+            raise UsageError("--wait requires -d", "", "Use `up -d --wait`, or remove --wait.")
         code = _dry_run(config, overrides) if dry_run else _start(config, overrides, detach, wait, no_dashboard)
     except KvstackError as error:
         raise typer.Exit(output.fail("up", False, error)) from None

@@ -37,7 +37,7 @@ def warmup(stack: StackArgument = None, as_json: JsonOption = False) -> None:
                 "no prefix known" if unknown else answer.message,
                 f"Set warmup.request_file or warmup.system_prompt in {run.config_path}, and start the stack again."
                 if unknown
-                else "Look at the log of the llama-server that it is attached to."
+                else "Check the log of the llama-server that it is attached to."
                 if run.attached
                 else f"See `kvstack logs {run.name}`.",
             )

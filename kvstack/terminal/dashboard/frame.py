@@ -175,7 +175,7 @@ def _facts(stack_state: StackState, width: int, glyphs: Glyphs) -> list[Text]:
     elif warm.outcome == "failed":
         state.append((f"warm-up failed {glyphs.bad}", "yellow"))
     elif warm.outcome == "pending":
-        state.append(("warm-up to come", "dim"))
+        state.append(("warm-up pending", "dim"))
     else:
         state.append((f"warm-up: {one_line(warm.outcome)}", "dim"))
     if server.asleep:
@@ -347,7 +347,7 @@ def _foot(stack_state: StackState, width: int, glyphs: Glyphs, *, watching: bool
     totals, log = stack_state.totals, stack_state.log
     notes: list[tuple[str, str]] = []
     if log.unclaimed_tasks:
-        notes.append((f"  {log.unclaimed_tasks:,} past the proxy", "yellow"))
+        notes.append((f"  {log.unclaimed_tasks:,} bypassed the proxy", "yellow"))
     if log.drift:
         notes.append((f"  {format.plural(log.drift, 'log record')} not understood", "yellow"))
     if totals.ts_removed or totals.msg_ids_removed:

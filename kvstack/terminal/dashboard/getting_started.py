@@ -14,12 +14,12 @@ from kvstack.terminal.format import one_line
 _STEPS = {
     State.STARTING: "start llama-server",
     State.LOADING: "load the model",
-    State.WARMING: "warm the prefix up",
+    State.WARMING: "warm up the prefix",
     State.READY: "serve",
 }
 _ATTACHED_STEPS = {
-    State.LOADING: "find the llama-server that runs already",
-    State.WARMING: "warm the prefix up",
+    State.LOADING: "find the running llama-server",
+    State.WARMING: "warm up the prefix",
     State.READY: "serve",
 }
 

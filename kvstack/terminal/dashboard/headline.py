@@ -98,9 +98,9 @@ def state_sentence(stack_state: StackState, now_s: float) -> str:
             return f"evaluating the prefix{since}: the first request will find it cached"
         case State.BACKOFF:
             restarts = plural(stack_state.restarts, "restart")
-            return f"{reason or 'llama-server died'}; the next start comes soon ({restarts})"
+            return f"{reason or 'llama-server died'}; it restarts soon ({restarts})"
         case State.STOPPING:
-            return f"streams end, then llama-server{f' ({reason})' if reason else ''}"
+            return f"open streams finish, then llama-server stops{f' ({reason})' if reason else ''}"
         case State.FAILED | State.STOPPED:
             return reason or "nothing runs"
         case State.READY:

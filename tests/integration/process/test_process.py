@@ -245,9 +245,9 @@ async def test_slots_at_work(llama_server: Path, model_path: dict[str, Path], fr
     [
         ("missing", "The model file cannot be opened", "failed to open GGUF file"),
         ("truncated", "The model file is incomplete", "data is not within the file bounds"),
-        ("no gguf", "The model file is no GGUF file", "E "),
+        ("no gguf", "The model file is not a GGUF file", "E "),
         ("flag", "does not know an argument", "error: invalid argument: --no-such-flag"),
-        ("value", "refuses the value of an argument", 'error while handling argument "--cache-ram"'),
+        ("value", "rejects the value of an argument", 'error while handling argument "--cache-ram"'),
         ("device", "no device of that name", "invalid device: Vulkan7"),
     ],
 )
@@ -331,7 +331,7 @@ async def test_binary_that_cannot_run(free_port: int, tmp_path: Path, fault: str
     async with rig.running() as task:
         with pytest.raises(StartFailed) as caught:
             await asyncio.wait_for(task, 20)
-    assert "could not be run" in caught.value.what
+    assert "could not be started" in caught.value.what
     assert str(binary) in caught.value.fact
     assert caught.value.next_step
 
@@ -339,7 +339,7 @@ async def test_binary_that_cannot_run(free_port: int, tmp_path: Path, fault: str
 @pytest.mark.parametrize(
     ("fault", "what", "fact"),
     [
-        ("die=137,fake: working", "llama-server was killed from outside", "exit status 137 (SIGKILL)"),
+        ("die=137,fake: working", "llama-server was killed by another process", "exit status 137 (SIGKILL)"),
         (
             "abort=terminate called after throwing an instance of 'vk::DeviceLostError'",
             "The GPU was lost: its driver reset it",
@@ -367,11 +367,11 @@ async def test_deaths_of_the_fake(free_port: int, tmp_path: Path, fault: str, wh
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (signal.SIGKILL, "killed from outside"),
+        (signal.SIGKILL, "killed by another process"),
         (signal.SIGSEGV, "crashed"),
         (signal.SIGILL, "an instruction that this processor does not have"),
-        (signal.SIGTERM, "asked to end from outside"),
-        (signal.SIGHUP, "asked to end from outside"),
+        (signal.SIGTERM, "asked to end by another process"),
+        (signal.SIGHUP, "asked to end by another process"),
     ],
 )
 async def test_death_by_signal(

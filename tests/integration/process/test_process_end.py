@@ -127,7 +127,7 @@ async def test_grandchild_in_another_session(free_port: int, tmp_path: Path, end
             os.kill(rig.pid, signal.SIGKILL)
             with pytest.raises(ChildLost) as caught:
                 await asyncio.wait_for(task, 15)
-            assert f"it had started process {left}, ended now" in caught.value.fact
+            assert f"it had started process {left}, now stopped" in caught.value.fact
     assert not lives(left)
     assert not lives(rig.pid)
     assert threads_left() == []
@@ -169,7 +169,7 @@ async def test_wrapper_that_leaves_its_server(
     async with rig.running() as task:
         with pytest.raises(StartFailed) as caught:
             await asyncio.wait_for(task, 15)
-    assert "left the server that it had started behind" in caught.value.what
+    assert "left the server it had started running" in caught.value.what
     assert "exec" in caught.value.next_step
     assert port_is_free(free_port)
 

@@ -88,7 +88,7 @@ async def test_a_capture_is_what_the_client_sent() -> None:
     assert rows[0]["conversation"] == getattr(received[1], "conversation", None) is not None
     assert "content-encoding" not in rows[0]["headers"]
     assert nonsense.endswith(b', "body": null}')
-    assert "no JSON" in rows[1]["note"]
+    assert "not JSON" in rows[1]["note"]
 
 
 async def test_credentials_are_not_captured() -> None:
@@ -190,7 +190,7 @@ async def test_too_many_listeners_are_refused() -> None:
         listeners = [await begin(running.port) for _ in range(4)]
         status, _, body = await exchange(running.port, http("GET", "/kvstack/capture", b"", TOKEN))
         assert status == 429
-        assert json.loads(body)["message"] == "4 captures run already"
+        assert json.loads(body)["message"] == "4 captures are already running"
         for _, writer in listeners:
             writer.close()
 
@@ -357,7 +357,7 @@ def test_a_capture_of_one_request_without_a_body(stack: RunningStack, tmp_path: 
     assert [row["body"] for row in rows_of(file)] == [None]
     tried = kvstack("rules", "test", str(file))
     assert (tried.returncode, tried.stdout) == (2, "")
-    assert "c.jsonl holds no request" in tried.stderr
+    assert "c.jsonl contains no request" in tried.stderr
     problem = from_recording(file.read_text(encoding="utf-8"))
     assert "holds no model request" in str(problem)
 
@@ -386,7 +386,7 @@ def test_a_file_is_never_overwritten(stack: RunningStack, tmp_path: Path) -> Non
     file.chmod(0o644)
     refused = kvstack("capture", str(file))
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"error: {file} exists already\n")
+    assert refused.stderr.startswith(f"error: {file} already exists\n")
     assert "--append" in refused.stderr
     for expected in (2, 3):
         with capture(str(file), "--append", "--count", "1") as running:

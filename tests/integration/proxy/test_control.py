@@ -316,7 +316,7 @@ async def test_a_diff_is_shown_if_bodies_are_kept_and_to_the_owner_alone() -> No
         assert [hit["rule"] for hit in data["hits"]] == ["openclaw.timestamps"]
         status, _, body = await exchange(running.port, http("GET", "/kvstack/requests/1/diff", b"", TOKEN))
         assert status == 404
-        assert "not kept any more: proxy.keep_bodies" in json.loads(body)["message"]
+        assert "no longer kept: proxy.keep_bodies" in json.loads(body)["message"]
 
 
 async def test_a_refusal_names_what_to_turn_on() -> None:

@@ -98,7 +98,7 @@ def test_stack_lives_on_without_descriptors(llama_server: Path, tmp_path: Path) 
                 assert b"\r\nretry-after: " in head
                 error = told["error"]
                 assert isinstance(error, dict)
-                assert "kvstack has no file descriptor left" in str(error["message"])
+                assert "kvstack is out of file descriptors" in str(error["message"])
                 assert (told.get("type") == "error") == (path == "/v1/messages")
             with connections(stack.proxy_port, 60) as waiting:
                 for client in waiting:

@@ -156,7 +156,7 @@ async def test_word_of_an_end_is_left_for_errors_alone(monkeypatch: pytest.Monke
             await asyncio.wait_for(broken.run(), 10)
         end = RunDir("t").read_end()
         assert end is not None
-        assert (end.what, end.fact) == ("kvstack has a fault of its own", "ValueError: odd")
+        assert (end.what, end.fact) == ("Internal error in kvstack", "ValueError: odd")
         async with running(stub, port):
             assert RunDir("t").read_end() is None
         assert RunDir("t").read_end() is None

@@ -58,7 +58,7 @@ def test_two_at_the_same_moment(tmp_path: Path) -> None:
     assert run is not None
     assert f"(pid {run.pid})" in told[0]
     assert "kvstack status box | kvstack down box" in told[0]  # and no log: that server keeps its own
-    assert told[4].startswith("error: A stack named 'box' is running already\n")
+    assert told[4].startswith("error: A stack named 'box' is already running\n")
     assert "\nnext:  " in told[4]
     assert told[0].count("error") == 0
     assert outputs() == ["up.log"]
@@ -152,7 +152,7 @@ def test_the_one_that_came_later_fails_for_itself(
     monkeypatch.setattr(control_client, "alive", lambda run: next(answers, None) is None and real(run))
     assert background.start_background("box", config, (), wait=wait) == 4
     said = capsys.readouterr().err
-    assert said.startswith("error: A stack named 'box' is running already\n")
+    assert said.startswith("error: A stack named 'box' is already running\n")
     assert said.count("\nnext:  ") == 1
     assert outputs() == ["up.log"]
     assert (RunDir("box").path / "up.log").read_text().startswith(before)
@@ -187,7 +187,7 @@ def test_a_process_that_says_nothing(
     )
     assert background.start_background("box", tmp_path / "box.toml", (), wait=True) == 3
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "error: The stack 'box' ended while it started, and could not say why"
+    assert lines[0] == "error: The stack 'box' ended during its start without giving a reason"
     assert lines[1].startswith("  exit status 3; ")
     assert lines[2].startswith("next:  ")
     assert not RunDir("box").path.exists()

@@ -114,7 +114,7 @@ def test_a_life_in_the_background(llama_server: Path, model_path: dict[str, Path
 
         second = kvstack("up", "-d", str(config))
         assert second.returncode == 4
-        assert "error: A stack named 'box' is running already" in second.stderr
+        assert "error: A stack named 'box' is already running" in second.stderr
         assert kvstack("status").returncode == 0
 
         down = kvstack("down")
@@ -514,9 +514,9 @@ def test_data_keys_that_others_script_against(hanging: _HangingServer, tmp_path:
         for more in ((), ("-f",), ("-f", "-n", "0")):  # at once: there will never be a log
             logs = kvstack("logs", "box", *more, timeout_s=10)
             assert (logs.returncode, logs.stdout) == (1, "")
-            assert logs.stderr.startswith("error: The stack 'box' has no log, and will have none\n")
+            assert logs.stderr.startswith("error: The stack 'box' has no log\n")
             assert "attached" in logs.stderr
-            assert f"{RunDir('box').log_path} is of an earlier run" in logs.stderr
+            assert f"{RunDir('box').log_path} is from an earlier run" in logs.stderr
             assert "\nnext:  " in logs.stderr
     assert data["proxy"]["url"] == f"http://127.0.0.1:{stack.proxy_port}"
     assert {"url", "pid", "build", "ctx_per_slot", "device"} <= data["server"].keys()

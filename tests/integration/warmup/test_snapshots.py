@@ -183,7 +183,7 @@ async def test_a_damaged_file_is_told_of(tmp_path: Path) -> None:
         assert made.left == []
         assert made.actions == []
         assert not await made.restore()
-        assert made.warned == [lost(made, "was damaged: its file does not hold what was saved")]
+        assert made.warned == [lost(made, "was damaged: its file does not match what was saved")]
 
 
 async def test_that_there_is_none_yet_is_no_trouble(tmp_path: Path) -> None:

@@ -219,10 +219,10 @@ async def test_a_warm_up_begins_anew(tmp_path: Path) -> None:
 
 
 async def test_a_failure_is_told_and_lasts_as_long_as_the_stack(tmp_path: Path) -> None:
-    """This stack makes no other snapshot; the next start makes it anew."""
+    """This stack makes no other snapshot; the next start makes a new one."""
     async with rig(tmp_path) as made:
         assert await made.turn(SYSTEM, 0) == [False]
-        assert "the next start makes it anew" in made.life.bus.stack_state.notices[-1].text
+        assert "the next start makes a new one" in made.life.bus.stack_state.notices[-1].text
         assert "request 1 found 0 of its 17 tokens cached" in made.life.bus.stack_state.warmup.detail
         with pytest.raises(NoSnapshot, match="did not hold"):
             await made.snapshots.warm_up(WarmupRequest(CHAT, b"{}"))

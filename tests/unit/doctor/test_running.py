@@ -136,9 +136,9 @@ def test_a_last_run_that_failed() -> None:
 def test_a_server_that_is_attached_to_and_does_not_answer() -> None:
     """Clients would wait for nothing."""
     url = 'url = "http://127.0.0.1:9"'
-    finding = found(server=url, unreachable="nobody takes the connection")["server-unreachable"]
+    finding = found(server=url, unreachable="connection refused")["server-unreachable"]
     assert (finding.severity, finding.evidence) == (
         Severity.ERROR,
-        "server.url = http://127.0.0.1:9: nobody takes the connection",
+        "server.url = http://127.0.0.1:9: connection refused",
     )
     assert found(server=url) == {}

@@ -41,7 +41,7 @@ CASES = [
             "supports up to version 3",
             "0.00.014.415 E cmn  common_init_: failed to load model 'bad.gguf'",
         ),
-        "The model file is no GGUF file that this llama-server can read",
+        "The model file is not a GGUF file that this llama-server can read",
         "version 1936617326",
         "GGUF file",
     ),
@@ -65,7 +65,7 @@ CASES = [
             "usage:",
             "to show complete usage, run with -h",
         ),
-        "refuses the value of an argument",
+        "rejects the value of an argument",
         'argument "-fa"',
         "--help",
     ),
@@ -112,30 +112,30 @@ CASES = [
     (
         1,
         ("0.03.000.000 E llama_init_from_model: failed to initialize: failed to allocate buffer for kv cache",),
-        "Memory did not suffice",
+        "Out of memory",
         "buffer for kv cache",
         "server.ctx_size",
     ),
     (
         127,
         ("llama-server: error while loading shared libraries: libvulkan.so.1: cannot open shared object file",),
-        "a library that it needs is missing",
+        "a library is missing",
         "libvulkan.so.1",
         "[server.env]",
     ),
     (
         126,
         ("error: cannot execute /opt/x: Permission denied",),
-        "could not be run",
+        "could not be started",
         "Permission denied",
         "executable bit",
     ),
-    (-11, ("0.10.000.000 I srv  update_slots: all slots are idle",), "crashed", "SIGSEGV", "kernel's log"),
-    (-9, ("0.10.000.000 I srv  x",), "killed from outside", "SIGKILL", "memory"),
-    (0xC0000005, (), "crashed", "0xc0000005", "kernel's log"),
-    (-1073741515, (), "a library that it needs is missing", "0xc0000135", "DLL"),
-    (3, ("something else",), "ended with an error", "something else", "kvstack logs"),
-    (0, ("something else",), "ended by itself", "exit status 0", "kvstack logs"),
+    (-11, ("0.10.000.000 I srv  update_slots: all slots are idle",), "crashed", "SIGSEGV", "kernel log"),
+    (-9, ("0.10.000.000 I srv  x",), "killed by another process", "SIGKILL", "memory"),
+    (0xC0000005, (), "crashed", "0xc0000005", "kernel log"),
+    (-1073741515, (), "a library is missing", "0xc0000135", "DLL"),
+    (3, ("something else",), "exited with an error", "something else", "kvstack logs"),
+    (0, ("something else",), "exited by itself", "exit status 0", "kvstack logs"),
 ]
 
 
@@ -167,8 +167,8 @@ def test_out_of_memory(oom: bool | None) -> None:
         "1.00.000.001 I srv   prompt_save:  - saving prompt with length 28960, total state size = 3462.850 MiB",
     )
     death = explain(137, lines, [], out_of_memory=oom)
-    assert "memory ran out" in death.what
-    assert ("most likely" in death.what) == (oom is None)
+    assert "out of memory" in death.what
+    assert ("probably" in death.what) == (oom is None)
     assert "saving prompt with length 28960" in death.fact
     assert "cache_ram_mib" in death.next_step
 
@@ -180,14 +180,14 @@ def test_asked_to_end() -> None:
         "9.00.000.000 I srv    operator(): cleaning up before exit...",
     )
     death = explain(0, lines, [lines[0]])
-    assert death.what == "llama-server was asked to end from outside"
+    assert death.what == "llama-server was told to stop by another process"
     assert "kvstack down" in death.next_step
 
 
 def test_old_complaints_are_not_blamed_for_a_kill() -> None:
     """A SIGKILL has no cause among the lines."""
     lines = ("ggml_vulkan: Device memory allocation of size 1 failed.",)
-    assert explain(-9, lines, lines).what == "llama-server was killed from outside"
+    assert explain(-9, lines, lines).what == "llama-server was killed by another process"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_old_complaints_are_not_blamed_for_a_kill() -> None:
 def test_who_was_ended_from_outside_is_not_explained_by_its_work(returncode: int, meaning: str) -> None:
     """What it did last has nothing to do with it: the signal's usual sender is named instead."""
     death = explain(returncode, ("1.00.000.000 I srv  update_slots: all slots are idle",) * 3, ())
-    assert "from outside" in death.what
+    assert "by another process" in death.what
     assert death.fact == death.brief == meaning
 
 
@@ -235,8 +235,8 @@ def test_of_what_is_no_log_the_notice_says_two_lines() -> None:
 def test_left_behind() -> None:
     """A wrapper that left its server behind is told to exec."""
     death = explain(0, (), (), left_behind=(41, 42))
-    assert "left the server that it had started behind" in death.what
-    assert "it had started processes 41, 42, ended now" in death.fact
+    assert "left the server it had started running" in death.what
+    assert "it had started processes 41, 42, now stopped" in death.fact
     assert "exec" in death.next_step
 
 

@@ -101,8 +101,8 @@ def test_split_model(tmp_path: Path) -> None:
     ("data", "what"),
     [
         (b"version https://git-lfs.github.com/spec/v1\n", "pointer"),
-        (b"<html>", "no GGUF"),
-        (b"", "no GGUF"),
+        (b"<html>", "not a GGUF"),
+        (b"", "not a GGUF"),
     ],
 )
 def test_other_files_are_recognised(tmp_path: Path, data: bytes, what: str) -> None:
@@ -229,5 +229,5 @@ def test_slot_directory_is_made(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").is_dir()
     make_slot_directory(config_of(tmp_path, 'model = "m"'))
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartFailed, match="cannot be made"):
+    with pytest.raises(StartFailed, match="Cannot create"):
         make_slot_directory(config_of(tmp_path, 'model = "m"\nslot_save_path = "file/b"'))

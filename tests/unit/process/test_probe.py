@@ -160,9 +160,13 @@ def test_unwritable_cache_is_no_error(tmp_path: Path) -> None:
     [
         ("kill -ILL $$", "another processor", "SIGILL"),
         ("echo boom >&2; exit 132", "another processor", "SIGILL"),
-        ("echo 'x: error while loading shared libraries: libfoo.so' >&2; exit 127", "misses a library", "libfoo.so"),
-        ("echo nope; exit 9", "does not run here", "nope"),
-        ("kill -SEGV $$", "does not run here", "signal 11"),
+        (
+            "echo 'x: error while loading shared libraries: libfoo.so' >&2; exit 127",
+            "library that llama-server needs is missing",
+            "libfoo.so",
+        ),
+        ("echo nope; exit 9", "does not run on this machine", "nope"),
+        ("kill -SEGV $$", "does not run on this machine", "signal 11"),
     ],
 )
 def test_death_is_explained(tmp_path: Path, body: str, what: str, fact: str) -> None:

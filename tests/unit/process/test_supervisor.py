@@ -204,7 +204,7 @@ async def test_first_start_is_not_repeated() -> None:
     async with world.running() as task:
         world.children[0].die(1)
         await world.settle()
-        with pytest.raises(StartFailed, match="ended with an error"):
+        with pytest.raises(StartFailed, match="exited with an error"):
             await task
     assert world.states == [State.STARTING, State.LOADING, State.FAILED]
 
@@ -336,7 +336,7 @@ async def test_restart_that_cannot_be_spawned() -> None:
         world.children[0].die(1)
         await world.wait(1.2)
         assert world.states[-3:] == [State.BACKOFF, State.STARTING, State.BACKOFF]
-        assert "could not be run, before it was ready again: restart 2 of 3" in world.reason
+        assert "could not be started, before it was ready again: restart 2 of 3" in world.reason
         world.spawn_error = None
         world.children.append(FakeChild(2, world.clock, 1, 0))  # the number of the run that could not be
         world.children[-1].die(1)
@@ -581,7 +581,9 @@ async def test_attached_life() -> None:
     assert world.states[-2:] == [State.STOPPING, State.STOPPED]
 
 
-@pytest.mark.parametrize(("health", "fact"), [(Health.REFUSED, "connection refused"), (Health.ERROR, "no answer")])
+@pytest.mark.parametrize(
+    ("health", "fact"), [(Health.REFUSED, "connection refused"), (Health.ERROR, "not a llama-server's")]
+)
 async def test_nothing_to_attach_to(health: Health, fact: str) -> None:
     """A server to attach to that is not there is a failed start after some seconds."""
     world = World(ATTACHED)
@@ -614,7 +616,7 @@ async def test_what_an_attached_server_does_is_told() -> None:
         assert world.reason == "nothing answers (connection refused), trying for up to 10 s"
         world.health = Health.LOADING
         await world.wait(3)
-        assert world.reason == "it loads its model"
+        assert world.reason == "it is loading its model"
         assert world.states == [State.STARTING, State.LOADING, State.LOADING, State.LOADING]
         world.health = Health.OK
         await world.wait(3)

@@ -88,7 +88,7 @@ def test_no_answer_is_a_hang() -> None:
     assert watch.observe(55.0, ("task", 1)) is None
     assert watch.observe(100.0, None) is None
     assert watch.observe(159.0, None) is None
-    assert watch.observe(160.0, None) == "llama-server lives, but has not answered for 60 s"
+    assert watch.observe(160.0, None) == "llama-server is alive but has not answered for 60 s"
 
 
 def test_idle_is_no_hang() -> None:

@@ -62,7 +62,7 @@ def test_what_a_server_model_or_request_cannot_do_is_a_reason(cache: Path) -> No
         None,
         "this llama-server has no --slot-save-path",
     )
-    assert place(kind="swa") == (None, "the window of a sliding-window model is not restored")
+    assert place(kind="swa") == (None, "a sliding-window model's cache cannot be restored")
     assert place(request=WarmupRequest("/v1/messages", b"{}")) == (
         None,
         "only chat completions can be rendered, not /v1/messages",
@@ -74,5 +74,5 @@ def test_a_server_that_is_only_attached_to_has_none(cache: Path) -> None:
     """Its files are not ours to know."""
     source = 'name = "t"\n[server]\nurl = "http://127.0.0.1:1"\n[warmup]\nsystem_prompt = "S"\n'
     plan = make_plan(parse_config(source, Path("/etc/t.toml"), Path("/home/ann")), Path("/etc/t.toml"), {})
-    assert (plan.snapshot_dir, plan.no_snapshot) == (None, "the server is not our own")
+    assert (plan.snapshot_dir, plan.no_snapshot) == (None, "kvstack did not start this server")
     assert not cache.exists()

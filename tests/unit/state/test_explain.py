@@ -41,8 +41,8 @@ def test_a_clock_in_the_system_prompt() -> None:
     story.end(number)
     found = told(story, number)
     assert found.verdict == "PARTIAL"
-    assert found.headline == "The prompt leaves what was in the cache so early that nothing of it could be used."
-    assert part(found, "What the client changed") == "It differs from the former request: clock in system @57,012."
+    assert found.headline == "The prompt diverges from the cached one so early that nothing could be reused."
+    assert part(found, "What the client changed") == "It differs from the previous request: clock in system @57,012."
     server = part(found, "What the server did")
     assert "slot 0, which held request 1" in server
     assert "sim_best 0.151" in server
@@ -58,7 +58,7 @@ def test_what_changed_behind_the_first_difference() -> None:
     story.turn(2941, 0)
     number = story.ask(items=4, difference=Difference(Cause.ID, "messages[0].content", 50, 0, (Cause.CLOCK,)))
     client = part(told(story, number), "What the client changed")
-    assert client == "It differs from the former request: id in messages[0].content @50, and a clock behind it."
+    assert client == "It differs from the previous request: id in messages[0].content @50, and a clock behind it."
     assert encode(story.stack_state)["requests"][-1]["change"]["difference"]["behind"] == ["clock"]
 
 
@@ -118,13 +118,13 @@ def test_the_only_slot_is_told_with_its_likeness() -> None:
     row = story.turn(3500, 1000, items=4, how="lru", between=searched.format(0.286))
     assert part(told(story, row.id), "What the server did").startswith(
         "It took slot 0, its only one, which held request 1 (sim_best 0.286)."
-        " It looked for a better beginning in the RAM cache and found none."
+        " It looked for a better match in the RAM cache and found none."
     )
     story.turn(3000, 900, conversation="c2", how="lru", between=searched.format(0.3))
     row = story.turn(3600, 3550, items=6, how="lru", between=f"{searched.format(0.25)}\n{better}")
     assert part(told(story, row.id), "What the server did").startswith(
         "It took slot 0, its only one, which held request 3 (sim_best 0.250)."
-        " It found a better beginning in the RAM cache and put that into the slot."
+        " It found a better match in the RAM cache and restored it into the slot."
     )
 
 
@@ -137,7 +137,7 @@ def test_after_a_crash_the_restart_is_told() -> None:
     row = story.turn(3100, 0, items=4, how="lru")
     server = part(told(story, row.id), "What the server did")
     assert reason_words(row) == "the server was restarted"
-    assert "The llama-server was started anew after request 1, and its cache was empty then." in server
+    assert "The llama-server was restarted after request 1, and its cache was empty then." in server
     assert "It took slot 0, its only one, which held nothing." in server
     assert "enough like this prompt" not in server
 
@@ -154,7 +154,7 @@ def test_a_hit_needs_no_advice() -> None:
         "What the server did",
         "What it cost",
     ]
-    assert part(found, "What the client changed") == "Nothing: it only adds to the former request."
+    assert part(found, "What the client changed") == "Nothing: it only adds to the previous request."
     assert "The cache saved 996 ms of prefill." in part(found, "What it cost")
     assert "1 timestamp and 2 message ids removed" in part(found, "The request")
 
@@ -166,7 +166,7 @@ def test_restored_at_the_default_level() -> None:
     story.turn(900, 10, conversation="b", how="lru")
     story.turn(1147, 1115, conversation="a", items=4, how="lru")
     server = part(told(story, 3), "What the server did")
-    assert "can only have come from the RAM cache" in server
+    assert "can only come from the RAM cache" in server
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_what_the_log_told_of_a_task() -> None:
     records = (
         (slot + "restored context checkpoint (pos_min = 9, n_past = 2400, size = 1.0 MiB)", "at 2,400 tokens"),
         (slot + "reusing chunk with size 700, shifting KV cache [9, 709) -> [5, 705)", "700 tokens of the old"),
-        (slot + "slot context shift, n_keep = 0, n_left = 90, n_discard = 45", "45 tokens out of the middle"),
+        (slot + "slot context shift, n_keep = 0, n_left = 90, n_discard = 45", "45 tokens from the middle"),
         (slot + "stop processing: n_tokens = 90, truncated = 1", "The context was full"),
         (server + "task id = {}, error: request is too long", "refused the prompt: request is too long"),
         (server + "cancel task, id_task = {}", "the client was gone"),
@@ -277,7 +277,7 @@ def test_an_answer_in_one_piece() -> None:
         (502, "the llama-server broke off: read error", "HTTP 502: the llama-server broke off", "kvstack logs"),
         (503, "the llama-server is not ready yet", "HTTP 503: the llama-server is not ready", "kvstack status"),
         (500, None, "HTTP 500, without a reason.", "kvstack logs"),
-        (200, "the connection broke", "began with HTTP 200 and broke off: the connection broke.", "kvstack logs"),
+        (200, "the connection closed", "began with HTTP 200 and broke off: the connection closed.", "kvstack logs"),
     ],
 )
 def test_a_failure_names_status_and_error(status: int, error: str | None, said: str, remedy: str) -> None:
@@ -303,8 +303,8 @@ def test_cold_beside_a_warm_prefix() -> None:
     story.warm(5000, boundary=4900)
     row = story.turn(3000, 5, how="lru")
     found = told(story, row.id)
-    assert (row.verdict, reason_words(row)) == ("COLD", "another prompt than the warmed one")
-    assert "4,900 tokens were warm, but this prompt is another one than the warmed one." in part(found, "What to do")
+    assert (row.verdict, reason_words(row)) == ("COLD", "not the prompt that was warmed up")
+    assert "4,900 tokens were warm, but this prompt is not the one that was warmed up." in part(found, "What to do")
     assert "Set warmup" not in whole(found)
     assert "A warm-up does that" not in whole(found)
 
@@ -326,7 +326,7 @@ def test_cold_beside_a_conversation_that_began_warm() -> None:
     story.warm(5000, boundary=4900)
     assert story.turn(5100, 4980, conversation="a").verdict == "WARM"
     row = story.turn(3000, 5, how="lru", conversation="b", slot=1)
-    assert "another one than the warmed one" in part(told(story, row.id), "What to do")
+    assert "not the one that was warmed up" in part(told(story, row.id), "What to do")
 
 
 def test_cold_without_a_warm_up() -> None:
@@ -352,7 +352,7 @@ def test_what_was_cached_is_not_called_new() -> None:
 def test_a_former_request_that_is_forgotten() -> None:
     """It is no first request only because nobody remembers the one before."""
     row = request_row(id=150, verdict=Verdict.HIT, conversation="a", before=3)
-    assert "which is not remembered any more" in part(explain(row), "The request")
+    assert "which is no longer remembered" in part(explain(row), "The request")
 
 
 @pytest.mark.parametrize(("slots", "oldest"), [(1, False), (4, True), (None, False)])
@@ -363,7 +363,7 @@ def test_one_slot_is_not_unused_for_longest(slots: int | None, oldest: bool) -> 
         story.log(f"srv    load_model: initializing slots, n_slots = {slots}")
     story.turn(1000, 0, how="lru")
     server = part(told(story, story.turn(2000, 5, how="lru", conversation="b").id), "What the server did")
-    assert ("unused for longest" in server) == oldest
+    assert ("the least recently used" in server) == oldest
     assert ("its only one" in server) == (slots == 1)
 
 

@@ -162,9 +162,9 @@ def test_what_had_no_token_has_no_time_to_it() -> None:
 def test_a_stream_that_broke_keeps_its_first_token() -> None:
     """The client saw a token before the end."""
     stack_state = reduce(reduce(EMPTY, received(1)), FirstByteSent(10.5, 1))
-    stack_state = reduce(stack_state, RequestEnded(12.0, 1, 200, "failed", "the connection broke"))
+    stack_state = reduce(stack_state, RequestEnded(12.0, 1, 200, "failed", "the connection closed"))
     row = stack_state.requests[0]
-    assert (row.timing.ttft_ms, row.verdict, row.error) == (pytest.approx(500.0), "FAILED", "the connection broke")
+    assert (row.timing.ttft_ms, row.verdict, row.error) == (pytest.approx(500.0), "FAILED", "the connection closed")
 
 
 def test_the_decode_time_may_come_with_the_log() -> None:

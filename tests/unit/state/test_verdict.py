@@ -247,7 +247,7 @@ def test_evicted_by_a_request_past_the_proxy() -> None:
     story.turn(4787, 0)
     story.finish(story.launch(how="lru"), 500, 10)
     row = story.turn(4837, 12, items=4, how="lru")
-    assert (row.verdict, reason_words(row)) == ("EVICTED", "by a request past the proxy")
+    assert (row.verdict, reason_words(row)) == ("EVICTED", "by a request that bypassed the proxy")
     assert story.stack_state.log.unclaimed_tasks == 1
 
 

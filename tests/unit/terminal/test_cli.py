@@ -145,7 +145,7 @@ def test_stale_run_file_is_recognised(capsys: pytest.CaptureFixture[str]) -> Non
     stale = write_run_file("box", alive=False)
     assert run("status") == 4
     said = capsys.readouterr().err
-    assert f"its run file names pid {stale.pid}, which has ended" in said
+    assert f"its run file names pid {stale.pid}, which ended" in said
     assert "kvstack up /etc/box.toml" in said
 
 
@@ -205,7 +205,7 @@ def test_who_is_attached_and_not_ready_is_sent_to_the_server(
     monkeypatch.setattr(control_client, "fetch_status", lambda _: status)
     assert run("status", attached.name) == 3
     said = capsys.readouterr().err
-    assert "next:  Look after the llama-server at http://10.0.0.5:8080" in said
+    assert "next:  Check llama-server at http://10.0.0.5:8080" in said
     assert "kvstack logs" not in said
     assert run("status", own.name) == 3
     assert "kvstack logs -f own" in capsys.readouterr().err
@@ -314,7 +314,7 @@ def test_logs_that_are_there_are_named(capsys: pytest.CaptureFixture[str]) -> No
         assert run("logs", *arguments) == 4
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert "logs that are there: box, demo" in captured.err
+        assert "available logs: box, demo" in captured.err
         assert "`kvstack logs box`, `kvstack logs demo`" in captured.err
 
 
@@ -392,8 +392,8 @@ def test_check_and_doctor_refuse_what_up_refuses(
     ("model", "what"),
     [
         (None, "The model file does not exist"),
-        (b"garbage", "The model is no GGUF file"),
-        (b"", "The model is no GGUF file"),
+        (b"garbage", "The model is not a GGUF file"),
+        (b"", "The model is not a GGUF file"),
         (b"GGUF\x03\0\0\0", "The model file cannot be used"),
     ],
 )
@@ -432,7 +432,7 @@ def test_a_name_where_a_file_is_meant(
     """The files that may be meant are named: beside it, in `configs/`, or that of the stack of this name."""
     monkeypatch.chdir(tmp_path)
     assert run("check", "box") == 2
-    assert "next:  Give the path of a config file; `configs/` has some" in capsys.readouterr().err
+    assert "next:  Give the path of a config file; `configs/` has examples" in capsys.readouterr().err
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "box.toml").write_text(CONFIG)
     for verb in ("check", "doctor", "up"):
@@ -498,7 +498,7 @@ def test_up_with_a_bad_config_starts_nothing(tmp_path: Path, capsys: pytest.Capt
     path.write_text("[server]\n")
     for more in ([], ["-d"], ["-d", "--wait"], ["--dry-run"]):
         assert run("up", str(path), *more) == 2
-        assert "says nothing of a model" in capsys.readouterr().err
+        assert "no model configured" in capsys.readouterr().err
     assert not RunDir("box").path.exists()
 
 

@@ -88,7 +88,7 @@ def test_memory(size: int | None, text: str) -> None:
 
 
 def test_one_line_disarms_terminal_escapes() -> None:
-    """Escapes, control characters and direction marks from outside cannot reach the terminal."""
+    """Escapes, control characters and direction marks by another process cannot reach the terminal."""
     text = format.one_line("a\x1b[31mb\x07\r\nc\x9bd\u202ee\u200bf\ud800g\u2028h\ti")
     assert text == "a [31mb   c\N{REPLACEMENT CHARACTER}def\N{REPLACEMENT CHARACTER}g h i"
 

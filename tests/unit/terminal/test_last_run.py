@@ -119,14 +119,14 @@ def test_it_is_for_the_owner_alone() -> None:
 
 
 def test_a_killed_stack_names_its_last_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who was killed could not say why: what is there is named, and when it was written."""
+    """Who was killed without giving a reason: what is there is named, and when it was written."""
     killed = write_run_file("box", alive=False)
     RunDir("box").write(replace(killed, begun_s=time.time() - 60))
     printed = RunDir("box").path / "up.log"
     printed.write_text("Fatal Python error\n")
     assert run("status", "box") == 4
     said = capsys.readouterr().err
-    assert "ended without clearing up" in said
+    assert "ended without cleaning up" in said
     assert "what it printed, last written 20" in said
     assert f"(0 s ago): {printed}" in said
 

@@ -1,4 +1,4 @@
-"""Tests of standard streams that are closed, full, or a terminal that must not get what comes from outside."""
+"""Tests of standard streams that are closed, full, or a terminal that must not get what comes by another process."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_names_from_outside_do_not_reach_the_terminal(tmp_path: Path, capsys: py
 
 
 def test_every_way_out_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
-    """Text, talk and what rich draws: in none of them acts a text from outside on the terminal."""
+    """Text, talk and what rich draws: in none of them acts a text by another process on the terminal."""
     safe = "a [2Jbc\N{REPLACEMENT CHARACTER}2Jd e "
 
     def draw(screen: Console) -> RenderableType:
@@ -113,7 +113,7 @@ def test_every_way_out_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_colours_of_our_own_stay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What rich draws in colour is in colour on a terminal, escapes from outside notwithstanding."""
+    """What rich draws in colour is in colour on a terminal, escapes by another process notwithstanding."""
     for name in ("CI", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

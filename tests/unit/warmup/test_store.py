@@ -93,8 +93,13 @@ def test_a_snapshot_that_is_not_as_noted_is_removed(damage: str, tmp_path: Path)
         case "one bit":
             path.write_bytes(b"x" * 57 + b"y" + b"x" * 42)
             os.utime(path, ns=(note.modified_ns, note.modified_ns))
-    problems = {"no note": "note", "no text": "note", "other tokens": "note", "one bit": "does not hold what was saved"}
-    with pytest.raises(DamagedSnapshot, match=problems.get(damage, "gone, or was written to")):
+    problems = {
+        "no note": "metadata",
+        "no text": "metadata",
+        "other tokens": "metadata",
+        "one bit": "does not match what was saved",
+    }
+    with pytest.raises(DamagedSnapshot, match=problems.get(damage, "gone or has changed")):
         files.check(NAME, 8 if damage == "other tokens" else 7)
     assert left(files) == []
     assert files.check(NAME, 7) is None

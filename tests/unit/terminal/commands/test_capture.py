@@ -65,7 +65,10 @@ def answering(status: int, body: bytes, length: int | None = None) -> Iterator[i
 
 @pytest.mark.parametrize(
     ("status", "message", "next_step"),
-    [(429, "4 captures run already", ""), (404, "/kvstack/capture is no route of kvstack", "of this version?")],
+    [
+        (429, "4 captures are already running", ""),
+        (404, "/kvstack/capture is not a kvstack route", "this version of kvstack?"),
+    ],
 )
 def test_a_stack_that_refuses(
     status: int, message: str, next_step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -154,7 +157,7 @@ def test_a_link_is_not_followed_to_a_new_file(tmp_path: Path, capsys: pytest.Cap
     """Whoever laid a link there shall not choose where prompts go."""
     link = tmp_path / "c.jsonl"
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(KvstackError, match="exists already"):
+    with pytest.raises(KvstackError, match="already exists"):
         _File(link, append=False)
     assert not (tmp_path / "elsewhere").exists()
 

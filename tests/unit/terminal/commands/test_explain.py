@@ -30,7 +30,7 @@ def test_words_of_a_server_move_no_cursor() -> None:
     ("difference", "words"),
     [
         (None, "no difference from a former request was found"),
-        ({"cause": "clock", "path": "system", "offset": 7}, "not remembered any more"),
+        ({"cause": "clock", "path": "system", "offset": 7}, "no longer remembered"),
     ],
 )
 def test_without_a_text_that_is_said(difference: dict[str, object] | None, words: str) -> None:
