@@ -149,8 +149,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         ("Not enough memory for command submission",),
         "The GPU ran out of memory",
-        "Stop other programs that use the GPU, lower server.cache_ram_mib or server.ctx_size, or raise the kernel's GTT "
-        "limit.",
+        "Stop other programs that use the GPU, lower server.cache_ram_mib or server.ctx_size, or raise the GTT limit.",
     ),
     Cause(
         (
