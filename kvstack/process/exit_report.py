@@ -203,7 +203,7 @@ _SIGNALS = {
     ),
     "SIGKILL": (
         "llama-server was killed by another process",
-        "If memory was short, it was the system: lower server.cache_ram_mib or server.ctx_size, or stop other programs.",
+        "Was memory short? Lower server.cache_ram_mib or server.ctx_size, or stop other programs.",
     ),
     **{
         name: (
