@@ -18,7 +18,7 @@ from kvstack.prompt.rules.ruleset import RuleSet, RuleSettings
 from tests.conftest import SERVERS
 from tests.golden.rules.corpus import load
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.deep, pytest.mark.timeout(300)]
 
 
 # The hybrid model evaluates the last four tokens of an earlier prompt and the answer of one token again.
