@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.real, pytest.mark.deep, pytest.mark.timeout(300)]
 
 # The hybrid model evaluates the last four tokens of an earlier prompt and the answer of one token again.
 MARGIN_TOKENS = 8
+# Each replay evaluates a whole conversation twice or more: most are for continuous integration alone.
+DEEP = (pytest.mark.deep, pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +53,11 @@ def both(server: Path, models: dict[str, Path], name: str, rules: RuleSet, kind:
 @pytest.mark.parametrize(
     ("name", "times"),
     [
-        ("openclaw-2026.2.17-1", 100),
+        pytest.param("openclaw-2026.2.17-1", 100, marks=DEEP),
         ("openclaw-2026.2.17-2", 100),
-        ("openclaw-2026.2.17-responses-1", 100),
+        pytest.param("openclaw-2026.2.17-responses-1", 100, marks=DEEP),
         ("openclaw-2026.9.6-1", 2.4),
-        ("openclaw-2026.9.6-responses-1", 2.4),
+        pytest.param("openclaw-2026.9.6-responses-1", 2.4, marks=DEEP),
         ("pi-0.73.1-2", 12),
     ],
 )
@@ -67,7 +69,7 @@ def test_hybrid_evaluates_what_is_new(server: Path, model_path: dict[str, Path],
     assert ruled.evaluated <= ruled.grown + MARGIN_TOKENS * len(load(name))
 
 
-@pytest.mark.parametrize("name", ["openclaw-2026.7.1-3", "openclaw-2026.9.6-responses-3"])
+@pytest.mark.parametrize("name", ["openclaw-2026.7.1-3", pytest.param("openclaw-2026.9.6-responses-3", marks=DEEP)])
 def test_carriers_cost_themselves_once(server: Path, model_path: dict[str, Path], name: str) -> None:
     """
     Placed carriers are evaluated once each and never again, and cost no checkpoint.
@@ -82,6 +84,8 @@ def test_carriers_cost_themselves_once(server: Path, model_path: dict[str, Path]
     assert raw.evaluated >= (12 if "7.1" in name else 5) * bare.evaluated
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(300)
 def test_dense_evaluates_what_is_new(server: Path, model_path: dict[str, Path]) -> None:
     """On plain attention, too, nothing but new text is evaluated."""
     raw, ruled = both(server, model_path, "openclaw-2026.2.17-2", compiled(), "dense")

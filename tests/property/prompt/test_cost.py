@@ -125,8 +125,9 @@ def test_many_of_everything(kind: str) -> None:
     assert_linear(MANY[kind], 250)
 
 
+@pytest.mark.parametrize("size", [400, pytest.param(1500, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("answered", [True, False])
-def test_very_many_carriers(answered: bool) -> None:
+def test_very_many_carriers(answered: bool, size: int) -> None:
     """Thousands in one turn, or one in each of thousands of turns: what is cheap for each hides in smaller numbers."""
 
     def make(n: int) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def test_very_many_carriers(answered: bool) -> None:
                 said += [{"role": "assistant", "content": "y"}, {"role": "user", "content": f"x {number}"}]
         return {"messages": [{"role": "system", "content": META}, *said]}
 
-    assert_linear(make, 1500)
+    assert_linear(make, size)
 
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
