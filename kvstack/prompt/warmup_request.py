@@ -12,7 +12,6 @@ turn begins: `boundary` finds that place in the tokens of two renderings that di
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -169,25 +168,6 @@ def shares_nothing(request: WarmupRequest) -> bool:
 def rendering_keys(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a body says beside the answer that it wants: of what is not known it is taken that it is rendered."""
     return {key: value for key, value in body.items() if key not in _ANSWER_KEYS | _SAMPLING_KEYS}
-
-
-def head_digest(body: bytes) -> str | None:
-    """
-    Digest of what begins a chat request's prompt: two requests that share it have the same prefix.
-
-    Args:
-        body: A chat completion.
-
-    Returns:
-        None if it is none.
-    """
-    try:
-        data = json.loads(body)
-        kept = rendering_keys(data)
-        kept["messages"] = _leading(kept["messages"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

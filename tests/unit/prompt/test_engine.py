@@ -87,3 +87,44 @@ def test_head_fingerprint_holds_the_frozen_value_of_a_tool(rules: RuleSet) -> No
         ).encode()
         fingerprints.append(apply_rules(body, "/v1/messages", rules, memory, header).head_fingerprint)
     assert len(set(fingerprints)) == 1
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}]
+
+
+def head_of(body: dict[str, Any], rules: RuleSet) -> str | None:
+    """The head fingerprint of a chat request."""
+    return apply_rules(json.dumps(body).encode(), CHAT, rules).head_fingerprint
+
+
+def test_requests_of_one_prefix_have_one_head(rules: RuleSet) -> None:
+    """What a warm-up sends, and what its client sends later: another question, other figures, one head."""
+    system, user = {"role": "system", "content": "S"}, {"role": "user", "content": "first"}
+    recorded = {"model": "m", "messages": [system, user], "tools": TOOLS, "chat_template_kwargs": {"x": 1}}
+    warm = head_of(recorded, rules)
+    later = recorded | {"temperature": 0.5, "stream": True, "model": "n", "max_tokens": 9}
+    later["messages"] = [system, user, {"role": "assistant", "content": "A"}, {"role": "user", "content": "second"}]
+    assert warm == head_of(later, rules) is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": [{"role": "system", "content": "T"}]},
+        {"messages": [{"role": "user", "content": "S"}]},
+        {"tools": []},
+        {"chat_template_kwargs": {"x": 2}},
+        {"reasoning_effort": "high"},
+        {"something_new": 1},
+    ],
+)
+def test_what_may_render_otherwise_is_another_head(change: dict[str, Any], rules: RuleSet) -> None:
+    """Rather one head too many: that costs one conversation a moment, the contrary leaves a prefix cold."""
+    body = {"messages": [{"role": "system", "content": "S"}], "tools": TOOLS, "chat_template_kwargs": {"x": 1}}
+    assert head_of(body, rules) != head_of(body | change, rules)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"1", b"[" * 100_000, b"\xff"])
+def test_what_is_no_chat_request_has_no_head(body: bytes, rules: RuleSet) -> None:
+    """Whatever a client sends."""
+    assert apply_rules(body, CHAT, rules).head_fingerprint is None

@@ -12,7 +12,6 @@ from kvstack.prompt.warmup_request import (
     WarmupRequest,
     from_recording,
     from_system_prompt,
-    head_digest,
     shares_nothing,
     with_user_text,
 )
@@ -243,36 +242,3 @@ def test_a_raw_prompt_has_no_user_text_to_replace() -> None:
     """It is left as it is."""
     request = made('{"prompt": "abc"}')
     assert with_user_text(request, "1 2 3") == request
-
-
-def test_requests_of_one_prefix_have_one_head() -> None:
-    """A recording's warm-up request, and what its client sends later: another question, other figures, one head."""
-    system, user = {"role": "system", "content": "S"}, {"role": "user", "content": "first"}
-    recorded = {"model": "m", "messages": [system, user], "tools": TOOLS, "chat_template_kwargs": {"x": 1}}
-    warm = head_digest(made(json.dumps(recorded)).body)
-    later = recorded | {"temperature": 0.5, "stream": True, "model": "n", "max_tokens": 9}
-    later["messages"] = [system, user, {"role": "assistant", "content": "A"}, {"role": "user", "content": "second"}]
-    assert warm == head_digest(json.dumps(later).encode()) is not None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"messages": [{"role": "system", "content": "T"}]},
-        {"messages": [{"role": "user", "content": "S"}]},
-        {"tools": []},
-        {"chat_template_kwargs": {"x": 2}},
-        {"reasoning_effort": "high"},
-        {"something_new": 1},
-    ],
-)
-def test_what_may_render_otherwise_is_another_head(change: dict[str, Any]) -> None:
-    """Rather one head too many: that costs one conversation a moment, the contrary leaves a prefix cold."""
-    body = {"messages": [{"role": "system", "content": "S"}], "tools": TOOLS, "chat_template_kwargs": {"x": 1}}
-    assert head_digest(json.dumps(body).encode()) != head_digest(json.dumps(body | change).encode())
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{}", b'{"messages": 1}', b"[" * 100_000, b"\xff"])
-def test_what_is_no_chat_request_has_no_head(body: bytes) -> None:
-    """Whatever a client sends."""
-    assert head_digest(body) is None
