@@ -200,7 +200,7 @@ def test_another_live_conversation_outlives_a_warm_up(
     ("setting", "why"),
     [
         ({"cache_ram_mib": 0}, "the host prompt cache is off"),
-        ({"cache_ram_mib": 1}, "is larger than the host prompt cache takes"),
+        ({"cache_ram_mib": 1}, "is larger than the host prompt cache"),
         ({"parallel": 2}, "there are conversations in several slots"),
     ],
 )
