@@ -50,6 +50,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("llama_server", servers, indirect=True)
 
 
+def kinds(*names: str) -> list[object]:
+    """Kinds of memory for a real-server test: by default the strictest one runs, the others are deep."""
+    return [name if name == "hybrid" else pytest.param(name, marks=pytest.mark.deep) for name in names]
+
+
 @pytest.fixture
 def llama_server(request: pytest.FixtureRequest) -> Path:
     """A real llama-server's binary."""

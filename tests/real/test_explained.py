@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import kinds
 from tests.real.stacks import post, run_stack
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -42,7 +43,7 @@ def test_rules_list_counts_what_a_running_stack_did(
         assert set(hits.values()) == {0}
 
 
-@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("kind", kinds("dense", "hybrid"))
 def test_an_unknown_clients_id_in_the_system_text_is_named(
     kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -78,7 +79,7 @@ def test_an_unknown_clients_id_in_the_system_text_is_named(
         assert "known are 1 to 2" in unknown.stderr
 
 
-@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("kind", kinds("dense", "hybrid"))
 def test_single_turns_with_a_new_id_are_told_of_the_id(
     kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import kinds
 from tests.real.openclaw import OpenClaw
 from tests.real.stacks import RunningStack, post, run_stack
 
@@ -61,7 +62,7 @@ def converse(stack: RunningStack, port: int, client: OpenClaw) -> list[dict[str,
     return turns
 
 
-@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("kind", kinds("dense", "hybrid"))
 def test_raw_every_turn_is_prefilled_and_through_kvstack_only_what_is_new(
     kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -101,7 +102,7 @@ def test_raw_every_turn_is_prefilled_and_through_kvstack_only_what_is_new(
     assert [row["stripped"]["ts_removed"] for row in rows] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("kind", ["dense", "hybrid", "swa"])
+@pytest.mark.parametrize("kind", kinds("dense", "hybrid", "swa"))
 def test_after_a_warm_up_the_first_request_evaluates_its_user_text_alone(
     kind: str, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -125,7 +126,9 @@ def test_after_a_warm_up_the_first_request_evaluates_its_user_text_alone(
         assert row["tokens"]["evaluated"] == data["timings"]["prompt_n"]
 
 
-@pytest.mark.parametrize(("kind", "snapshot"), [("hybrid", True), ("hybrid", False), ("swa", True)])
+@pytest.mark.parametrize(
+    ("kind", "snapshot"), [("hybrid", True), ("hybrid", False), pytest.param("swa", True, marks=pytest.mark.deep)]
+)
 def test_the_warm_prefix_outlives_a_conversation(
     kind: str, snapshot: bool, llama_server: Path, model_path: dict[str, Path], tmp_path: Path
 ) -> None:

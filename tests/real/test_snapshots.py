@@ -15,6 +15,7 @@ import pytest
 from kvstack.llama.model.gguf import read_header
 from kvstack.llama.model.memory import shape_of
 from kvstack.warmup.identity import snapshot_bytes
+from tests.conftest import kinds
 from tests.real.openclaw import OpenClaw
 from tests.real.prefix_files import WORDS, files, first_turn, snapshot_dir, wait_until_proved
 from tests.real.stacks import RunningStack, post, run_stack
@@ -23,7 +24,9 @@ from tests.real.test_main_job import CHAT, server_config
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize(("kind", "parallel"), [("dense", 1), ("hybrid", 1), ("hybrid", 2)])
+@pytest.mark.parametrize(
+    ("kind", "parallel"), [pytest.param("dense", 1, marks=pytest.mark.deep), ("hybrid", 1), ("hybrid", 2)]
+)
 def test_a_second_start_restores_the_prefix_and_every_new_conversation_finds_it(
     kind: str,
     parallel: int,
@@ -63,6 +66,7 @@ def test_a_second_start_restores_the_prefix_and_every_new_conversation_finds_it(
         assert len(list(snapshot_dir().iterdir())) == 2
 
 
+@pytest.mark.deep
 def test_whatever_changes_the_cache_has_no_snapshot(
     llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -133,7 +137,7 @@ def converse(stack: RunningStack, client: OpenClaw) -> int:
     return length
 
 
-@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("kind", kinds("dense", "hybrid"))
 def test_a_warm_up_leaves_a_conversation_with_the_prefix_alone(
     kind: str, llama_server: Path, model_path: dict[str, Path], recording: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -152,7 +156,7 @@ def test_a_warm_up_leaves_a_conversation_with_the_prefix_alone(
         assert evaluated <= user + 64
 
 
-@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("kind", kinds("dense", "hybrid"))
 @pytest.mark.parametrize("known", [True, False], ids=["restored", "evaluated"])
 def test_another_live_conversation_outlives_a_warm_up(
     known: bool,
@@ -196,7 +200,7 @@ def test_another_live_conversation_outlives_a_warm_up(
     ("setting", "why"),
     [
         ({"cache_ram_mib": 0}, "the host prompt cache is off"),
-        ({"cache_ram_mib": 1}, "is larger than the host prompt cache takes"),
+        ({"cache_ram_mib": 1}, "is larger than the host prompt cache"),
         ({"parallel": 2}, "there are conversations in several slots"),
     ],
 )

@@ -370,8 +370,8 @@ async def test_deaths_of_the_fake(free_port: int, tmp_path: Path, fault: str, wh
         (signal.SIGKILL, "killed by another process"),
         (signal.SIGSEGV, "crashed"),
         (signal.SIGILL, "an instruction that this processor does not have"),
-        (signal.SIGTERM, "asked to end by another process"),
-        (signal.SIGHUP, "asked to end by another process"),
+        (signal.SIGTERM, "told to stop by another process"),
+        (signal.SIGHUP, "told to stop by another process"),
     ],
 )
 async def test_death_by_signal(

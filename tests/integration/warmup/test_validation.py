@@ -224,7 +224,7 @@ async def test_a_failure_is_told_and_lasts_as_long_as_the_stack(tmp_path: Path) 
         assert await made.turn(SYSTEM, 0) == [False]
         assert "the next start makes a new one" in made.life.bus.stack_state.notices[-1].text
         assert "request 1 found 0 of its 17 tokens cached" in made.life.bus.stack_state.warmup.detail
-        with pytest.raises(NoSnapshot, match="did not hold"):
+        with pytest.raises(NoSnapshot, match="was not valid"):
             await made.snapshots.warm_up(WarmupRequest(CHAT, b"{}"))
     async with rig(tmp_path) as made:
         assert await made.turn(SYSTEM, 17) == [True]
