@@ -105,9 +105,6 @@ class Difference:
         """Whether it is in front of the conversation: in the system text or the tools."""
         return self.item in {None, 0}
 
-    def __str__(self) -> str:
-        return f"{self.cause} in {self.path} @{self.offset:,}"
-
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:

@@ -74,6 +74,11 @@ def _headline(row: RequestRow) -> str:
     return row.verdict.info.headline
 
 
+def difference_words(difference: Difference) -> str:
+    """Where and how two requests differ, in a few words: `clock in messages[0].content @17`."""
+    return f"{difference.cause} in {difference.path} @{difference.offset:,}"
+
+
 def reason_words(row: RequestRow) -> str | None:
     """The reason of a request's verdict in a few words; None where the verdict needs none."""
     if row.verdict is Verdict.FAILED:
@@ -82,7 +87,7 @@ def reason_words(row: RequestRow) -> str | None:
     if reason is None:
         return None
     return REASONS[reason.kind].format(
-        difference=row.change.difference,
+        difference=difference_words(row.change.difference) if row.change.difference is not None else None,
         matched=reason.matched_tokens or 0,
         kept=reason.kept_tokens or 0,
         request=reason.request,
@@ -146,10 +151,10 @@ def _client(row: RequestRow, before: RequestRow | None) -> Iterator[str]:
     if row.change.difference is not None and _begins(row):
         yield (
             "Its system text and tools are nearly those of a recent request of another conversation, but not quite:"
-            f" {row.change.difference}{_behind(row)}."
+            f" {difference_words(row.change.difference)}{_behind(row)}."
         )
     elif row.change.difference is not None:
-        yield f"It differs from the previous request: {row.change.difference}{_behind(row)}."
+        yield f"It differs from the previous request: {difference_words(row.change.difference)}{_behind(row)}."
     elif before is not None:
         yield "Nothing: it only adds to the previous request."
 

@@ -60,9 +60,6 @@ class Divergence:
         """The place and the cause alone, without texts of the prompt."""
         return Difference(self.cause, self.path, self.offset, self.item, self.behind)
 
-    def __str__(self) -> str:
-        return f"{self.cause.meaning} in {self.path} @{self.offset:,}"
-
 
 @dataclass(frozen=True, slots=True)
 class Likeness:

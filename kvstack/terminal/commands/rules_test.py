@@ -172,8 +172,13 @@ def _draw_compared(out: Text, compared: Compared) -> None:
         if prefix.parts is None:
             _say(out, f"{label} it begins with all of request {compared.number}")
         else:
-            _say(out, f"{label} they part: {prefix.parts}")
+            _say(out, f"{label} they part: {_where(prefix.parts)}")
             _draw_difference(out, prefix.parts)
+
+
+def _where(found: Divergence) -> str:
+    """The kind of change and its place, as in `a date or time changed in messages[0].content @17`."""
+    return f"{found.cause.meaning} in {found.path} @{found.offset:,}"
 
 
 def _draw_difference(out: Text, parts: Divergence) -> None:

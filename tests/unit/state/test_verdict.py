@@ -6,7 +6,7 @@ import pytest
 
 from kvstack.state.causes import CAUSES, Cause
 from kvstack.state.events import Difference, ServerDescribed
-from kvstack.state.explain import reason_words
+from kvstack.state.explain import difference_words, reason_words
 from kvstack.state.verdict import REASONS, VERDICTS, ReasonKind, Verdict
 from tests.unit.state.rows import slot_of, task_of
 from tests.unit.state.story import Story
@@ -361,7 +361,7 @@ def test_evicted_although_a_block_far_down_changed() -> None:
     story.turn(446, 10, conversation="title", side="title", how="lru")
     early = Difference(Cause.CLOCK, "messages[0].content", 57012, 0)
     row = story.turn(4880, 12, conversation="main", items=12, how="lru", difference=early)
-    assert (row.verdict, reason_words(row)) == ("PARTIAL", str(early))
+    assert (row.verdict, reason_words(row)) == ("PARTIAL", difference_words(early))
 
 
 def test_an_old_message_differs() -> None:

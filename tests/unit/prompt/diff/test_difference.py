@@ -127,7 +127,7 @@ def test_figures_and_words() -> None:
     whole = common_prefix(render(one, CHAT), render(one, CHAT))
     assert (found.offset, found.lost) == (99, whole.previous - 99)
     assert found.position_ratio == pytest.approx(99 / whole.previous)
-    assert str(found) == "a number changed in messages[0].content @99"
+    assert (found.cause.meaning, found.path, found.offset) == ("a number changed", "messages[0].content", 99)
 
 
 @pytest.mark.parametrize("more", ["", "yes<|im_end|>\n<|im_start|>user\nand"])
