@@ -201,7 +201,7 @@ async def _diff(context: Context, request: Request) -> Response:
         "edits": [asdict(edit) for edit in edits],
         "hits": [asdict(hit) for hit in bodies.rewritten.hits],
     }
-    return _answer(200, "success", f"{len(edits)} edits", data)
+    return _answer(200, "success", f"{len(edits)} edit{'' if len(edits) == 1 else 's'}", data)
 
 
 async def _capture(context: Context, _: Request) -> Response:
