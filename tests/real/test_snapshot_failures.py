@@ -89,8 +89,9 @@ def test_no_start_fails_of_a_snapshot(
         status = stack.status()
         died = status["restarts"] == 1
         assert (status["warmup"]["outcome"], status["warmup"]["snapshot"]) == ("done", None if died else "saved")
-        assert any("died after it was given a prefix snapshot" in notice["text"] for notice in status["notices"]) == died
-        assert ("died after it was given a prefix snapshot" in status["warmup"]["detail"]) == died
+        told = "died after it was given a prefix snapshot"
+        assert any(told in notice["text"] for notice in status["notices"]) == died
+        assert (told in status["warmup"]["detail"]) == died
         assert len(files()) == (0 if died else 1)
         cached, _, _ = first_turn(stack, 1, WORDS[0])
         assert cached >= status["warmup"]["boundary_tokens"] - 4
