@@ -74,7 +74,7 @@ def dates_prompt(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "template-date",
         Severity.NOTE,
-        "The chat template writes the date at the front of the prompt: once a day everything is evaluated anew",
+        "The chat template writes the date at the front of the prompt: once a day the whole prompt is evaluated again",
         f"chat template: {found[0]}",
         "Nothing to do, unless a server runs over midnight: the first request of the day is slow.",
     )

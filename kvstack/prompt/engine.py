@@ -17,7 +17,7 @@ from itertools import accumulate, takewhile
 from operator import itemgetter
 from typing import Any
 
-from kvstack.prompt.diff.difference import Divergence
+from kvstack.prompt.diff.difference import FoundDifference
 from kvstack.prompt.diff.previous import FormerRequests
 from kvstack.prompt.diff.segments import render, render_document
 from kvstack.prompt.memory.fingerprint import digest_item, link_up
@@ -57,8 +57,8 @@ class RewriteResult:
         client: The client, if it was recognised.
         conversation: An opaque name of the conversation that this continues or starts; None without a memory.
         former: Number of the former request of that conversation; None if this begins it, or was not compared.
-        difference: Where it leaves the former request, or of one that begins a conversation, where its head leaves the
-            most similar recent one; None if it extends it, or was not compared.
+        found_difference: Where it leaves the former request; of one that begins a conversation, where its head leaves
+            the most similar recent one.  None if it extends it, or was not compared.
         items: Number of messages or input items.
         stream: The client wants a stream.
         side: What kind of side request this is, if it is one.
@@ -78,7 +78,7 @@ class RewriteResult:
     client: str | None = None
     conversation: str | None = None
     former: int | None = None
-    difference: Divergence | None = None
+    found_difference: FoundDifference | None = None
     items: int = 0
     stream: bool = False
     side: str | None = None
@@ -155,7 +155,9 @@ def _compared(result: RewriteResult, number: int, path: str, formers: FormerRequ
     except Exception as error:  # what the rules made is sent anyway: it is only an explanation that is lost
         lost = f"A request could not be compared with its former one ({type(error).__name__})"
         return replace(result, warnings=(*result.warnings, lost))
-    return replace(result, conversation=compared.conversation, former=compared.former, difference=compared.divergence)
+    return replace(
+        result, conversation=compared.conversation, former=compared.former, found_difference=compared.found_difference
+    )
 
 
 class _Request:

@@ -178,8 +178,8 @@ async def _request(context: Context, request: Request) -> Response:
     explanation = explain(row, before, stack_state.prefill_tokens_per_s, server.slots, attached=server.is_attached)
     data: dict[str, Any] = {"explanation": encode(explanation), "request": encode(row)}
     logged = context.log.get(row.id)
-    if wants_text and logged is not None and logged.difference is not None:
-        data["divergence"] = asdict(logged.difference)
+    if wants_text and logged is not None and logged.found_difference is not None:
+        data["divergence"] = logged.found_difference.flat()
     return _answer(200, "success", explanation.headline, data)
 
 

@@ -394,7 +394,7 @@ def _received(number: int, scope: Scope, rewritten: RewriteResult) -> RequestRec
         rewritten.items_modified,
         _by_rule(rewritten),
         rewritten.side,
-        rewritten.difference.difference if rewritten.difference is not None else None,
+        rewritten.found_difference.difference if rewritten.found_difference is not None else None,
     )
 
 

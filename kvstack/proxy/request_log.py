@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvstack.prompt.diff.difference import Divergence
+from kvstack.prompt.diff.difference import FoundDifference
 from kvstack.prompt.engine import RewriteResult
 from kvstack.prompt.report.listing import Shown, show_edits
 
@@ -43,7 +43,7 @@ class LoggedRequest:
         number: Its number.
         path: Its path.
         conversation: Name of its conversation.
-        difference: Where it left its conversation, or what it begins like.
+        found_difference: Where it left its conversation, or what it begins like.
         bodies: While it runs, and afterwards if they are kept.
         is_running: It has not ended.
     """
@@ -51,7 +51,7 @@ class LoggedRequest:
     number: int
     path: str
     conversation: str | None
-    difference: Divergence | None
+    found_difference: FoundDifference | None
     bodies: Bodies | None
     is_running: bool = True
 
@@ -59,7 +59,7 @@ class LoggedRequest:
     def of(cls, number: int, path: str, bodies: Bodies) -> LoggedRequest:
         """A request that begins."""
         rewritten = bodies.rewritten
-        return cls(number, path, rewritten.conversation, rewritten.difference, bodies)
+        return cls(number, path, rewritten.conversation, rewritten.found_difference, bodies)
 
     @property
     def head_fingerprint(self) -> str | None:

@@ -1,5 +1,5 @@
 """
-Where two requests of one conversation part, and why.
+Where two requests of one conversation differ first, and why.
 
 The earlier request should be the beginning of the later one.  Where it is not, everything behind the first
 difference is evaluated again; this module finds that place and says what kind of change it is.  It never takes a text
@@ -12,9 +12,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from kvstack.prompt.diff.segments import Segment, common_prefix, extends, render, shared_length
+from kvstack.prompt.diff.segments import Segment, common_prefix, extends, shared_length
 from kvstack.prompt.diff.value_kinds import Kind, changed_values
 from kvstack.state.causes import Cause
 from kvstack.state.events import Difference
@@ -25,40 +26,33 @@ _SENTENCE_END = re.compile(r"(?<=[.;,:]\ )")
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class FoundDifference:
     """
-    The first difference of two requests.
+    The first difference of two requests, with what only their texts show.
 
     Attributes:
-        cause: What kind of change it is.
-        path: JSON path in the earlier request.
-        offset: Characters into that text.
+        difference: Its place and its cause.
         position_ratio: How far into the earlier request that is, 0 to 1.
         lost: Characters of the earlier request behind it.
         before: 60 characters around it in the earlier request.
         after: 60 characters around it in the later one.
         old: The part that changed, as it was.
         new: The part that changed, as it is.
-        item: Index of the message or input item; None for tools and for system texts outside of that list.
-        behind: Other kinds of values that changed in the same text behind it, for example `clock`.
     """
 
-    cause: Cause
-    path: str
-    offset: int
+    difference: Difference
     position_ratio: float
     lost: int
     before: str
     after: str
     old: str
     new: str
-    item: int | None = None
-    behind: tuple[Cause, ...] = ()
 
-    @property
-    def difference(self) -> Difference:
-        """The place and the cause alone, without texts of the prompt."""
-        return Difference(self.cause, self.path, self.offset, self.item, self.behind)
+    def flat(self) -> dict[str, Any]:
+        """Return its fields and those of the difference as one JSON object."""
+        fields: dict[str, Any] = asdict(self)
+        place: dict[str, Any] = fields.pop("difference")
+        return place | fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +97,7 @@ def _sentences(segments: Sequence[Segment]) -> Counter[str]:
     return found
 
 
-def diverge(previous: bytes, current: bytes, path: str) -> Divergence | None:
-    """
-    Find the first difference of two requests of one conversation.
-
-    Args:
-        previous: The earlier body.
-        current: The later body.
-        path: Their request path.
-
-    Returns:
-        The difference, or None if the later request extends the earlier one, or either cannot be read.
-    """
-    return diverge_rendered(render(previous, path), render(current, path))
-
-
-def diverge_rendered(old: Sequence[Segment], new: Sequence[Segment]) -> Divergence | None:
+def find_difference(old: Sequence[Segment], new: Sequence[Segment]) -> FoundDifference | None:
     """Find the first difference of two rendered requests; None if *new* extends *old*, or either is empty."""
     if not old or not new:
         return None
@@ -130,25 +109,22 @@ def diverge_rendered(old: Sequence[Segment], new: Sequence[Segment]) -> Divergen
     return None
 
 
-def _describe(old: Sequence[Segment], new: Sequence[Segment], number: int) -> Divergence:
+def _describe(old: Sequence[Segment], new: Sequence[Segment], number: int) -> FoundDifference:
     segment = old[number]
     other = new[number] if number < len(new) else Segment("", "", "")
     offset = shared_length(segment.text, other.text) if segment.role == other.role else 0
     common = common_prefix(old, new)
     before, after = _changed(segment.text, other.text)
     cause = _cause(old, new, number, before, after)
-    return Divergence(
-        cause=cause,
-        path=segment.path,
-        offset=offset,
+    item = None if segment.role == "tools" or segment.index < 0 else segment.index
+    return FoundDifference(
+        difference=Difference(cause, segment.path, offset, item, _behind(cause, before, after)),
         position_ratio=common.kept_ratio,
         lost=common.previous - common.shared,
         before=_around(segment.text, offset),
         after=_around(other.text, offset),
         old=before,
         new=after,
-        item=None if segment.role == "tools" or segment.index < 0 else segment.index,
-        behind=_behind(cause, before, after),
     )
 
 
@@ -203,7 +179,7 @@ def _sorted(text: str) -> str:
 
 
 def _trimmed(old: Sequence[Segment], new: Sequence[Segment], number: int) -> bool:
-    """Tell whether what stands here now stood further behind before, and goes on as it did."""
+    """Whether what stands here now stood further behind before, and goes on as it did."""
     rest = [(segment.role, segment.text) for segment in new[number : number + 3]]
     if len(rest) < 2:
         return False

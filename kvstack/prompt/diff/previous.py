@@ -15,7 +15,7 @@ import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvstack.prompt.diff.difference import Divergence, diverge_rendered, likeness
+from kvstack.prompt.diff.difference import FoundDifference, find_difference, likeness
 from kvstack.prompt.diff.segments import Segment
 
 _SPOKEN = frozenset({"user", "assistant", "tool"})
@@ -35,13 +35,13 @@ class Compared:
     Attributes:
         conversation: Name of the conversation; the former request's where it is continued.
         former: Number of the former request, or None if this begins a conversation.
-        divergence: Where they part; None if the request extends the former one.  Of a request that begins a
-            conversation: where its head parts from the most similar recent one; None if it does not, or none is alike.
+        found_difference: Where they differ first; None if the request extends the former one.  Of one that begins a
+            conversation: where its head leaves the most similar recent one; None if it does not, or none is alike.
     """
 
     conversation: str | None
     former: int | None = None
-    divergence: Divergence | None = None
+    found_difference: FoundDifference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class FormerRequests:
         if known is None:
             alike = self._head_like(head, path)
             self._remember(conversation, entry)
-            return Compared(conversation, divergence=diverge_rendered(alike, head))
+            return Compared(conversation, found_difference=find_difference(alike, head))
         former = self._entries[known]
         self._remember(known, entry)
-        return Compared(known, former.number, diverge_rendered(former.segments, segments))
+        return Compared(known, former.number, find_difference(former.segments, segments))
 
     def _alike(self, spoken: tuple[str, ...], path: str) -> str | None:
         """The conversation whose last request said the beginning of what is said here; the longest one, the newest."""

@@ -139,7 +139,7 @@ def shared_length(one: str, other: str) -> int:
 
 
 def extends(one: Segment, other: Segment) -> bool:
-    """Tell whether a segment is a raw prompt that goes on where another one ended."""
+    """Whether a segment is a raw prompt that goes on where another one ended."""
     return one.role == other.role == "prompt" and other.text.startswith(one.text)
 
 

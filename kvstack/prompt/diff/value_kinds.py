@@ -132,7 +132,7 @@ def _kind(one: str, other: str) -> Kind | None:
 
 
 def _is_id(word: str) -> bool:
-    """Tell whether a word is made like an id: one run of letters and digits with digits in it, four at least."""
+    """Whether a word is made like an id: one run of letters and digits with digits in it, four at least."""
     core = word.replace("-", "").replace("_", "").replace(":", "")
     if len(core) < 4 or not core.isalnum():
         return False

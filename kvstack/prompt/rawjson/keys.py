@@ -55,7 +55,7 @@ def _visit(text: str, start: int, keys: Set[str], cuts: KeyCuts, depth: int) -> 
 
 
 def fits(value: Any, has: dict[str, str]) -> bool:
-    """Tell whether a JSON object has these keys with string values that begin as given."""
+    """Whether a JSON object has these keys with string values that begin as given."""
     return isinstance(value, dict) and all(
         isinstance(value.get(key), str) and value[key].startswith(start) for key, start in has.items()
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstack.prompt.diff.difference import Divergence, diverge_rendered, likeness
+from kvstack.prompt.diff.difference import FoundDifference, find_difference, likeness
 from kvstack.prompt.diff.segments import CommonPrefix, Segment, common_prefix, render
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
@@ -25,15 +25,15 @@ _LATEST = 8
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """
-    How far a request begins as an earlier one does, and where they part.
+    How far a request begins as an earlier one does, and where it differs.
 
     Attributes:
         common: How much they share.
-        parts: Where they part; None if the later one goes on where the earlier one ended.
+        found_difference: Where the later one differs; None if it extends the earlier one.
     """
 
     common: CommonPrefix
-    parts: Divergence | None
+    found_difference: FoundDifference | None
 
     @property
     def anew(self) -> int:
@@ -64,11 +64,11 @@ class NewConversation:
 
     Attributes:
         like: Number of the earlier request that has most of the same words; None if none has.
-        parting: Why it does not go on from that one.
+        mismatch: Why it does not continue that one.
     """
 
     like: int | None = None
-    parting: Mismatch | None = None
+    mismatch: Mismatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def try_requests(requests: Sequence[Recorded], rules: RuleSet, chat_template: st
         chat_template: The model's chat template, if it is known.
     """
     memory = ConversationMemory()
-    tried: list[ReplayResult] = []
+    results: list[ReplayResult] = []
     formers: list[_Former] = []
     for number, request in enumerate(requests, start=1):
         body, path = request.body.encode(), request.endpoint
@@ -154,9 +154,9 @@ def try_requests(requests: Sequence[Recorded], rules: RuleSet, chat_template: st
             compared, new = _compare(former, formers, starts=stripped.starts)
             formers.append(former)
         edits = tuple(show_edits(body, stripped))
-        same = _same_edits(edits, tried[compared.number - 1].edits) if compared else frozenset()
-        tried.append(ReplayResult(number, request, stripped, edits, not former.before, compared, new, same))
-    return tried
+        same = _same_edits(edits, results[compared.number - 1].edits) if compared else frozenset()
+        results.append(ReplayResult(number, request, stripped, edits, not former.before, compared, new, same))
+    return results
 
 
 def _same_edits(edits: Sequence[Shown], former: Sequence[Shown]) -> frozenset[int]:
@@ -190,23 +190,23 @@ def _compare(
 def _beside(former: _Former, current: _Former) -> Compared:
     return Compared(
         former.number,
-        Prefix(common_prefix(former.before, current.before), diverge_rendered(former.before, current.before)),
-        Prefix(common_prefix(former.after, current.after), diverge_rendered(former.after, current.after)),
+        Prefix(common_prefix(former.before, current.before), find_difference(former.before, current.before)),
+        Prefix(common_prefix(former.after, current.after), find_difference(former.after, current.after)),
     )
 
 
-def unmatched_rules(rules: RuleSet, tried: Sequence[ReplayResult]) -> list[Unmatched]:
+def unmatched_rules(rules: RuleSet, results: Sequence[ReplayResult]) -> list[Unmatched]:
     """Return the rules of the user's config that matched nowhere in the requests; also those that are off."""
-    matched = {hit.rule for one in tried for hit in one.stripped.hits}
-    matched |= {idle.rule for one in tried for idle in one.stripped.unchanged}
+    matched = {hit.rule for one in results for hit in one.stripped.hits}
+    matched |= {unchanged.rule for one in results for unchanged in one.stripped.unchanged}
     own = [rule for rule in rules.rules if rule.origin.endswith("config") and rule.name not in matched]
-    return [_unmatched(rule, tried) for rule in own]
+    return [_unmatched(rule, results) for rule in own]
 
 
-def _unmatched(rule: Rule, tried: Sequence[ReplayResult]) -> Unmatched:
+def _unmatched(rule: Rule, results: Sequence[ReplayResult]) -> Unmatched:
     patterns = [pattern for pattern in rule.block.patterns if pattern.head.strip()]
     found: Unmatched | None = None
-    for one in tried if rule.active and patterns else ():
+    for one in results if rule.active and patterns else ():
         for segment in render(one.recorded.body.encode(), one.recorded.endpoint):
             for pattern in patterns:
                 if pattern.head not in segment.text:

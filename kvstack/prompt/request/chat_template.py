@@ -51,7 +51,7 @@ def turn_markers(chat_template: str | None) -> TurnMarkers | None:
 
 
 def must_alternate(chat_template: str | None) -> bool:
-    """Tell whether a template refuses two messages of one role in a row: it says so when it raises."""
+    """Whether a template refuses two messages of one role in a row: it says so when it raises."""
     return chat_template is not None and "raise_exception" in chat_template and "alternate" in chat_template
 
 

@@ -149,7 +149,7 @@ def body_edits(
 
 
 def _empties(text: Text, group: Sequence[Replacement]) -> bool:
-    """Tell whether replacements leave nothing of a text; those of one text do not overlap."""
+    """Whether replacements leave nothing of a text; those of one text do not overlap."""
     return sum(op.end - op.start for op in group) == len(text.value) and not any(op.new for op in group)
 
 

@@ -313,7 +313,7 @@ class _Finder:
 
 
 def _fits(rule: Rule, found: Found) -> bool:
-    """Tell whether a block that reads as a rule says is one that it means."""
+    """Whether a block that reads as a rule says is one that it means."""
     return not rule.spec.has or fits(found.value, dict(rule.spec.has))
 
 
@@ -332,7 +332,7 @@ def _line_around(text: str, start: int, end: int) -> str:
 
 
 def _stands_in(opening: Item, holder: Text, found: Found) -> bool:
-    """Tell whether the target of a block stands at the beginning of the first user item, outside that block."""
+    """Whether the target of a block stands at the beginning of the first user item, outside that block."""
     target = holder.value[found.target[0] : found.target[1]]
     room = _OPENING_CHARACTERS
     for text in opening.texts:

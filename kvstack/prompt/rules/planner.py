@@ -139,7 +139,7 @@ class Planner:
         return newest if newest is not None and counted[newest].last_text is not None else None
 
     def _is_last(self, position: int) -> bool:
-        """Tell whether nothing was answered to this turn yet."""
+        """Whether nothing was answered to this turn yet."""
         return all(item.role in ("system", "other") for item in self._counted[position + 1 :])
 
     def _freeze(self, plan: Plan) -> None:

@@ -41,7 +41,7 @@ class SaidBefore:
             self._last = self._own[self._ahead.pop()][-1]
 
     def is_known(self, text: str) -> bool:
-        """Tell whether this turn had this trailing message before."""
+        """Whether this turn had this trailing message before."""
         return (self._turn, text) in self._known
 
     def said_before(self, *, newest: bool) -> str:
@@ -53,7 +53,7 @@ class SaidBefore:
         return own[-1] if newest and own else self._last
 
     def says_again(self, text: str, *, newest: bool) -> Literal["", "here", "before"]:
-        """Tell whether a trailing message says what was said: in its own turn at this place, or last before it."""
+        """Whether a trailing message says what was said: in its own turn at this place, or last before it."""
         own, places = self._own.get(self._turn, []), self._places.get(self._turn, [])
         self.place = places[-1] if newest and places else -1
         if newest:

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kvstack.prompt.diff.difference import Divergence
+from kvstack.prompt.diff.difference import FoundDifference
 from kvstack.prompt.engine import UNSPLIT
 from kvstack.prompt.report.listing import Shown
+from kvstack.prompt.report.mismatch import Mismatch, MismatchReason
 from kvstack.prompt.report.replay import Compared, Prefix, ReplayResult, Unmatched
+from kvstack.state.causes import Cause
+from kvstack.state.events import Difference
 from kvstack.terminal.format import one_line, plural
 
 if TYPE_CHECKING:
@@ -28,10 +31,10 @@ _INDENT = "     "
 Piece = tuple[str, str]
 
 
-def data(tried: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> dict[str, Any]:
+def data(results: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> dict[str, Any]:
     """What the rules did, for the envelope."""
     return {
-        "requests": [_request(one) for one in tried],
+        "requests": [_request(one) for one in results],
         "unmatched": [
             {
                 "rule": one.rule.name,
@@ -48,7 +51,7 @@ def data(tried: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> dict[
 
 def _request(one: ReplayResult) -> dict[str, Any]:
     stripped, compared, new = one.stripped, one.compared, one.new
-    parting = new.parting if new is not None else None
+    found = new.mismatch if new is not None else None
     return {
         "number": one.number,
         "path": one.recorded.endpoint,
@@ -59,9 +62,9 @@ def _request(one: ReplayResult) -> dict[str, Any]:
         if new is None
         else {
             "like_request": new.like,
-            "why": None if parting is None else str(parting),
-            "differs": {"path": parting.path, "offset": parting.offset, "cause": parting.cause or None}
-            if parting is not None and parting.path
+            "why": None if found is None else _mismatch(found),
+            "differs": {"path": found.path, "offset": found.offset, "cause": found.cause}
+            if found is not None and found.path
             else None,
         },
         "side": stripped.side,
@@ -72,7 +75,7 @@ def _request(one: ReplayResult) -> dict[str, Any]:
             "items_modified": stripped.items_modified,
         },
         "hits": [asdict(hit) | {"edits": one.edits_of(hit)} for hit in stripped.hits],
-        "idle": [asdict(idle) for idle in stripped.unchanged],
+        "idle": [asdict(kept) for kept in stripped.unchanged],
         "edits": [asdict(shown) for shown in one.edits],
         "compared_with": compared.number if compared is not None else None,
         "common_prefix_ratio": {
@@ -89,11 +92,11 @@ def _request(one: ReplayResult) -> dict[str, Any]:
 def _prefix(prefix: Prefix) -> dict[str, Any]:
     return asdict(prefix.common) | {
         "evaluated_anew": prefix.anew,
-        "differs": asdict(prefix.parts) if prefix.parts is not None else None,
+        "differs": prefix.found_difference.flat() if prefix.found_difference is not None else None,
     }
 
 
-def text(tried: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> Callable[[Console], RenderableType]:
+def text(results: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> Callable[[Console], RenderableType]:
     """What the rules did, for a person: it fits into 80 columns, and needs no colour."""
 
     def draw(_: Console) -> RenderableType:
@@ -101,11 +104,11 @@ def text(tried: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> Calla
 
         out = Text()
         conversations: set[str | None] = set()
-        for one in tried:
+        for one in results:
             _draw_request(out, one, first=not conversations)
             if one.new is not None:
                 conversations.add(one.stripped.conversation)
-        _draw_summary(out, tried, unmatched)
+        _draw_summary(out, results, unmatched)
         out.rstrip()
         return out
 
@@ -127,8 +130,12 @@ def _draw_request(out: Text, one: ReplayResult, *, first: bool) -> None:
             "no rule can act in it",
             "yellow",
         )
-    if one.new is not None and one.new.like is not None:
-        _say(out, f"taken as a new conversation, though like request {one.new.like}: {one.new.parting}", "yellow")
+    if one.new is not None and one.new.mismatch is not None:
+        _say(
+            out,
+            f"a new conversation, although similar to request {one.new.like}: {_mismatch(one.new.mismatch)}",
+            "yellow",
+        )
     if one.compared is not None:
         _draw_compared(out, one.compared)
     for line in _idle(one):
@@ -141,6 +148,35 @@ def _draw_request(out: Text, one: ReplayResult, *, first: bool) -> None:
         _say(out, f"{plural(len(one.same), 'edit')} as in request {one.compared.number}: {_counted(counts)}", "dim")
     for warning in stripped.warnings:
         _say(out, warning, "yellow")
+
+
+_SPEAKERS = {
+    "system": "the system text",
+    "user": "a user text",
+    "assistant": "an answer of the model",
+    "tool": "a tool result",
+}
+_REASONS = {
+    MismatchReason.UNANSWERED: "no model has answered in it yet, so it begins a conversation",
+    MismatchReason.SHORTER: "it ends before the other one does",
+    MismatchReason.SESSION: "the client gives it another session id",
+    MismatchReason.CHAT: "its trailing messages name another chat",
+    MismatchReason.DROPPED_VALUE: "the id or time that a rule drops from its first user text differs",
+    MismatchReason.AMBIGUOUS: "it may continue more than one conversation, or too much is missing in between",
+    MismatchReason.OTHER_ITEM: "an item that has no text differs",
+    MismatchReason.OTHER_KIND: "another kind of item follows: {speaker} differs",
+    MismatchReason.TEXT: "{speaker} differs",
+}
+# Causes that say no more than that the text differs.
+_NO_MORE = (Cause.SYSTEM_CHANGED, Cause.HISTORY_EDITED, Cause.RESULT_CHANGED)
+
+
+def _mismatch(found: Mismatch) -> str:
+    words = _REASONS[found.reason].format(speaker=_SPEAKERS.get(found.role, "an item"))
+    if not found.path:
+        return words
+    kind = f" ({found.cause})" if found.cause is not None and found.cause not in _NO_MORE else ""
+    return f"{words} @{found.offset:,}{kind} in {found.path}"
 
 
 def _belongs(one: ReplayResult, *, first: bool) -> str:
@@ -159,31 +195,32 @@ def _draw_compared(out: Text, compared: Compared) -> None:
     before, after = compared.before, compared.after
     _say(
         out,
-        f"evaluated anew after request {compared.number}: {before.anew:,} of {before.common.current:,} -> "
+        f"to evaluate after request {compared.number}: {before.anew:,} of {before.common.current:,} -> "
         f"{after.anew:,} of {after.common.current:,} characters",
     )
-    if before.parts is None and after.parts is None:
-        _say(out, f"it begins with all of request {compared.number}, without the rules and with them")
+    if before.found_difference is None and after.found_difference is None:
+        _say(out, f"it begins with all of request {compared.number}, without and with the rules")
         return
     pairs = [("without the rules", before), ("with the rules", after)]
-    if before.parts == after.parts:
-        pairs = [("without the rules and with them", after)]
+    if before.found_difference == after.found_difference:
+        pairs = [("without and with the rules", after)]
     for label, prefix in pairs:
-        if prefix.parts is None:
+        found = prefix.found_difference
+        if found is None:
             _say(out, f"{label} it begins with all of request {compared.number}")
         else:
-            _say(out, f"{label} they part: {_where(prefix.parts)}")
-            _draw_difference(out, prefix.parts)
+            _say(out, f"{label}, {_where(found.difference)}")
+            _draw_change(out, found)
 
 
-def _where(found: Divergence) -> str:
+def _where(difference: Difference) -> str:
     """The kind of change and its place, as in `a date or time changed in messages[0].content @17`."""
-    return f"{found.cause.meaning} in {found.path} @{found.offset:,}"
+    return f"{difference.cause.meaning} in {difference.path} @{difference.offset:,}"
 
 
-def _draw_difference(out: Text, parts: Divergence) -> None:
-    if parts.old or parts.new:
-        _lay_out(out, [*_change(_shortened(parts.old, 30), _shortened(parts.new, 30))])
+def _draw_change(out: Text, found: FoundDifference) -> None:
+    if found.old or found.new:
+        _lay_out(out, [*_change(_shortened(found.old, 30), _shortened(found.new, 30))])
 
 
 def _draw_edit(out: Text, shown: Shown) -> None:
@@ -209,33 +246,33 @@ def _change(removed: str, inserted: str) -> Iterable[Piece]:
 def _idle(one: ReplayResult) -> list[str]:
     """Say which rules matched and changed nothing, those of one kind together."""
     places: dict[tuple[str, str, str], list[str]] = {}
-    for idle in one.stripped.unchanged:
-        places.setdefault((idle.rule, idle.action, idle.why), []).append(idle.path)
+    for kept in one.stripped.unchanged:
+        places.setdefault((kept.rule, kept.action, kept.why), []).append(kept.path)
     return [
         f"{rule} matched, no edit: {why} ({action}, {paths[0] if len(paths) == 1 else plural(len(paths), 'place')})"
         for (rule, action, why), paths in places.items()
     ]
 
 
-def _draw_summary(out: Text, tried: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> None:
-    out.append("\n" if tried else "")
-    line = f"{plural(len(tried), 'request')}, {plural(sum(len(one.edits) for one in tried), 'edit')}"
-    compared = [one.compared for one in tried if one.compared is not None]
+def _draw_summary(out: Text, results: Sequence[ReplayResult], unmatched: Sequence[Unmatched]) -> None:
+    out.append("\n" if results else "")
+    line = f"{plural(len(results), 'request')}, {plural(sum(len(one.edits) for one in results), 'edit')}"
+    compared = [one.compared for one in results if one.compared is not None]
     if compared:
         before, after = sum(one.before.anew for one in compared), sum(one.after.anew for one in compared)
-        line += f"; evaluated anew in {len(compared)} of them: {before:,} -> {after:,} characters"
+        line += f"; to evaluate in {len(compared)} of them: {before:,} -> {after:,} characters"
     _say(out, line, indent="")
-    acted = Counter(name for one in tried for shown in one.edits for name in shown.rules)
+    acted = Counter(name for one in results for shown in one.edits for name in shown.rules)
     if acted:
         _say(out, f"edits by rule: {_counted(acted)}", indent="")
-    idle = Counter(idle.rule for one in tried for idle in one.stripped.unchanged)
+    idle = Counter(kept.rule for one in results for kept in one.stripped.unchanged)
     only_idle = Counter({name: n for name, n in idle.items() if name not in acted})
     if only_idle:
         _say(out, f"matched, but never an edit: {_counted(only_idle)}", indent="")
-    split = [one for one in tried if one.new is not None and one.new.parting is not None and one.new.parting.path]
-    unchanged = [rule for one in tried for rule in one.stripped.unchanged]
+    split = [one for one in results if one.new is not None and one.new.mismatch is not None and one.new.mismatch.path]
+    unchanged = [rule for one in results for rule in one.stripped.unchanged]
     freezing = {rule.rule for rule in unchanged if rule.action == "freeze"} & set(only_idle)
-    if freezing and not split and len(tried) > 1 and all(one.stripped.starts for one in tried):
+    if freezing and not split and len(results) > 1 and all(one.stripped.starts for one in results):
         _say(
             out,
             f"each request began a conversation, so there is no first value that `freeze` could keep ("
@@ -246,10 +283,10 @@ def _draw_summary(out: Text, tried: Sequence[ReplayResult], unmatched: Sequence[
     if split:
         _say(
             out,
-            f"{plural(len(split), 'request')} taken as a new conversation, though like an earlier one: what was frozen "
-            "or placed before does not apply there.  A conversation is known by its texts, without what rules take "
-            "out, freeze or make constant; if what differs does not matter, a rule for it keeps the conversation "
-            "together.",
+            f"{plural(len(split), 'request')} taken as a new conversation, although similar to an earlier one: what "
+            "was frozen or placed before does not apply there.  A conversation is known by its texts, without what "
+            "rules take out, freeze or make constant; a rule for a difference that does not matter keeps the "
+            "conversation together.",
             "yellow",
             indent="",
         )

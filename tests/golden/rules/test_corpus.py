@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.diff.difference import diverge
 from kvstack.prompt.diff.segments import CommonPrefix, common_prefix, render
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.compiler import compile_rules, parse_pack
 from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.state.causes import Cause
+from tests.differences import difference_of_bodies
 from tests.golden.rules.corpus import FOLDER, Request, load, names
 
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text("utf-8"))
@@ -139,8 +139,10 @@ def test_two_conversations_at_once_do_not_mix(rules: RuleSet, name: str) -> None
 def test_cause_of_each_divergence(rules: RuleSet, name: str) -> None:
     """What parts consecutive requests is named before the rules, and after them nothing that a rule could mend."""
     done = [(request, stripped) for request, stripped in run(name, rules) if not request.side]
-    raw = [diverge(one.body, two.body, one.path) for (one, _), (two, _) in pairwise(done)]
-    assert [f"{found.cause} in {found.path}" if found else None for found in raw] == EXPECTED["causes"][name]
-    ruled = [diverge(one.body, two.body, request.path) for (request, one), (_, two) in pairwise(done)]
+    raw = [difference_of_bodies(one.body, two.body, one.path) for (one, _), (two, _) in pairwise(done)]
+    assert [f"{found.difference.cause} in {found.difference.path}" if found else None for found in raw] == EXPECTED[
+        "causes"
+    ][name]
+    ruled = [difference_of_bodies(one.body, two.body, request.path) for (request, one), (_, two) in pairwise(done)]
     mendable = {Cause.ID, Cause.CLOCK, Cause.COUNTER, Cause.MOVED, Cause.DECORATION}
-    assert not any(found and found.cause in mendable for found in ruled)
+    assert not any(found and found.difference.cause in mendable for found in ruled)

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.diff.difference import diverge
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.report.listing import show_edits
+from tests.differences import difference_of_bodies
 from tests.golden.rules.corpus import load, names
 from tests.property.budget import examples
 from tests.property.prompt.packed import RULES, compiled
@@ -94,5 +94,5 @@ def test_damaged_requests(number: int, seed: int, path: str | None, strict: bool
         json.loads(once.body)
         show_edits(raw, once)
         assert apply_rules(once.body, sent_to, rules, memory, request.headers, template).body == once.body
-    diverge(request.body, raw, sent_to)
-    diverge(raw, request.body, sent_to)
+    difference_of_bodies(request.body, raw, sent_to)
+    difference_of_bodies(raw, request.body, sent_to)

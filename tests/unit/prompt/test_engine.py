@@ -34,11 +34,11 @@ def test_a_request_is_compared_with_its_former_one_by_number(rules: RuleSet) -> 
     first = send(7, ask(f"{META.format(1)}rest", "hi"))
     second = send(9, ask(f"{META.format(2)}rest", "hi", "yo", "more"))
     third = send(12, ask(f"{META.format(3)}other", "hi", "yo", "more", "ok", "on"))
-    assert (first.former, first.difference) == (None, None)
-    assert (second.former, second.difference, second.conversation) == (7, None, first.conversation)
+    assert (first.former, first.found_difference) == (None, None)
+    assert (second.former, second.found_difference, second.conversation) == (7, None, first.conversation)
     assert third.former == 9
-    assert third.difference is not None
-    assert third.difference.cause is Cause.SYSTEM_CHANGED
+    assert third.found_difference is not None
+    assert third.found_difference.difference.cause is Cause.SYSTEM_CHANGED
 
 
 def test_a_comparison_that_fails_costs_the_explanation_alone(rules: RuleSet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvstack.config.rules import RulePatch
-from kvstack.prompt.diff.difference import diverge
 from kvstack.prompt.diff.segments import common_prefix, render
 from kvstack.prompt.engine import RewriteResult, apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.state.causes import Cause
+from tests.differences import difference_of_bodies
 
 CHAT = "/v1/chat/completions"
 Body = dict[str, Any]
@@ -128,9 +128,9 @@ def test_fr_03_block_late_in_the_system_text(rules: RuleSet) -> None:
         body | {"tools": tools}
         for body in grown(lambda t: filler + "\n" + meta(message_id=t), lambda t, _: t * "x" + "hi", 2)
     )
-    found = diverge(json.dumps(one).encode(), json.dumps(two).encode(), CHAT)
+    found = difference_of_bodies(json.dumps(one).encode(), json.dumps(two).encode(), CHAT)
     assert found is not None
-    assert (found.path, found.offset > 57_000) == ("messages[0].content", True)
+    assert (found.difference.path, found.difference.offset > 57_000) == ("messages[0].content", True)
     assert extends(send(rules, one)[0], send(rules, two)[0])
 
 
@@ -205,9 +205,9 @@ def test_fr_07_pruned_tool_result_is_named(rules: RuleSet) -> None:
             message("user", "c"),
         ]
     }
-    found = diverge(json.dumps(one).encode(), json.dumps(two).encode(), CHAT)
+    found = difference_of_bodies(json.dumps(one).encode(), json.dumps(two).encode(), CHAT)
     assert found is not None
-    assert (found.cause, found.path) == (Cause.RESULT_CHANGED, "messages[3].content")
+    assert (found.difference.cause, found.difference.path) == (Cause.RESULT_CHANGED, "messages[3].content")
     assert send(rules, two)[0]["messages"][3] == two["messages"][3]
 
 
@@ -415,9 +415,9 @@ def test_fr_19_window_trimming_is_named() -> None:
     two = json.dumps(
         {"messages": [message("system", "s"), *turns[2:], message("assistant", "x"), message("user", "y")]}
     ).encode()
-    found = diverge(one, two, CHAT)
+    found = difference_of_bodies(one, two, CHAT)
     assert found is not None
-    assert (found.cause, found.path) == (Cause.TRIMMED, "messages[1].content")
+    assert (found.difference.cause, found.difference.path) == (Cause.TRIMMED, "messages[1].content")
 
 
 def test_fr_20_directory_before_the_tools() -> None:
@@ -426,9 +426,9 @@ def test_fr_20_directory_before_the_tools() -> None:
         json.dumps({"messages": [message("system", f"cwd: {name}\n" + "rule\n" * 99), message("user", "hi")]}).encode()
         for name in ("proj-a", "proj-b")
     ]
-    found = diverge(*bodies, CHAT)
+    found = difference_of_bodies(*bodies, CHAT)
     assert found is not None
-    assert (found.cause, found.old, found.new) == (Cause.SYSTEM_CHANGED, "proj-a", "proj-b")
+    assert (found.difference.cause, found.old, found.new) == (Cause.SYSTEM_CHANGED, "proj-a", "proj-b")
     assert found.lost > 400
 
 
@@ -453,9 +453,9 @@ def test_fr_22_one_character_in_eight_thousand() -> None:
     two = json.dumps(
         {"messages": [*turns, message("assistant", text[:4000] + "W" + text[4001:]), message("user", "y")]}
     ).encode()
-    found = diverge(one, two, CHAT)
+    found = difference_of_bodies(one, two, CHAT)
     assert found is not None
-    assert (found.path, found.offset) == ("messages[4].content", 4000)
+    assert (found.difference.path, found.difference.offset) == ("messages[4].content", 4000)
     assert found.before == text[3970:4030]
     assert found.after == text[3970:4000] + "W" + text[4001:4030]
 
@@ -468,8 +468,10 @@ def test_fr_23_same_tools_in_another_order() -> None:
 
     a, b, c = ({"name": name, "parameters": {"type": "object", "properties": {}, "required": []}} for name in "abc")
     swapped = {"name": "a", "parameters": {"type": "object", "required": [], "properties": {}}}
-    causes = [diverge(body(a, b, c), other, CHAT) for other in (body(a, c, b), body(swapped, b, c), body(a, b))]
-    assert [found.cause for found in causes if found] == [
+    causes = [
+        difference_of_bodies(body(a, b, c), other, CHAT) for other in (body(a, c, b), body(swapped, b, c), body(a, b))
+    ]
+    assert [found.difference.cause for found in causes if found] == [
         Cause.TOOLS_REORDERED,
         Cause.KEYS_REORDERED,
         Cause.TOOLS_CHANGED,
@@ -480,4 +482,4 @@ def test_fr_24_a_date_that_does_not_change_is_not_blamed() -> None:
     """FR-24: a timestamp in history with the same value is no difference."""
     one = {"messages": [message("system", "s"), message("user", "[Tue 2026-02-17 10:00 UTC] earlier")]}
     two = {"messages": [*one["messages"], message("assistant", "a"), message("user", "[Tue 2026-02-17 10:05 UTC] now")]}
-    assert diverge(json.dumps(one).encode(), json.dumps(two).encode(), CHAT) is None
+    assert difference_of_bodies(json.dumps(one).encode(), json.dumps(two).encode(), CHAT) is None

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvstack.prompt.diff.difference import diverge
 from kvstack.prompt.diff.segments import common_prefix, render
 from kvstack.state.causes import Cause
+from tests.differences import difference_of_bodies
 
 CHAT = "/v1/chat/completions"
 
@@ -54,18 +54,18 @@ WORDS = {"type": "text", "text": "two"}
 )
 def test_causes(one: bytes, two: bytes, cause: Cause, path: str) -> None:
     """Each kind of change is called by its name, at its place."""
-    found = diverge(one, two, CHAT)
+    found = difference_of_bodies(one, two, CHAT)
     assert found is not None
-    assert (found.cause, found.path) == (cause, path)
+    assert (found.difference.cause, found.difference.path) == (cause, path)
 
 
 def test_the_first_of_several_changes_counts() -> None:
     """An id in front of other changes is what the cache stumbles over."""
     one = ask(U, system='"message_id": "44115b30", "from": "ann"\nActivation: mention')
     two = ask(U, system='"message_id": "65825666", "from": "bob"\n')
-    found = diverge(one, two, CHAT)
+    found = difference_of_bodies(one, two, CHAT)
     assert found is not None
-    assert found.cause is Cause.ID
+    assert found.difference.cause is Cause.ID
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_first_of_several_changes_counts() -> None:
 )
 def test_no_divergence(one: bytes, two: bytes) -> None:
     """An extension, another form of the same text, and what cannot be read are no difference."""
-    assert diverge(one, two, CHAT) is None
+    assert difference_of_bodies(one, two, CHAT) is None
 
 
 SESSION = "You help. Session: {}. Current time: 2026-11-30 {}."
@@ -114,20 +114,24 @@ UUIDS = "3c4d0f4e-9d1b-4f6a-8a52-0d7f6a1b2c3d", "3c4e77aa-0c1b-4d6a-9a52-1d7f6a1
 )
 def test_the_cause_is_what_changed_first(one: str, two: str, cause: Cause, behind: tuple[str, ...]) -> None:
     """The value at the first difference gives its name; another kind of value that changed behind it is told beside."""
-    found = diverge(ask(U, system=one), ask(U, system=two), CHAT)
+    found = difference_of_bodies(ask(U, system=one), ask(U, system=two), CHAT)
     assert found is not None
-    assert (found.cause, found.behind) == (cause, behind)
+    assert (found.difference.cause, found.difference.behind) == (cause, behind)
 
 
 def test_figures_and_words() -> None:
     """Position, loss and the sentence of a divergence are right."""
     one, two = ask(U, A, system="x" * 98 + " 1"), ask(U, A, system="x" * 98 + " 2")
-    found = diverge(one, two, CHAT)
+    found = difference_of_bodies(one, two, CHAT)
     assert found is not None
     whole = common_prefix(render(one, CHAT), render(one, CHAT))
-    assert (found.offset, found.lost) == (99, whole.previous - 99)
+    assert (found.difference.offset, found.lost) == (99, whole.previous - 99)
     assert found.position_ratio == pytest.approx(99 / whole.previous)
-    assert (found.cause.meaning, found.path, found.offset) == ("a number changed", "messages[0].content", 99)
+    assert (found.difference.cause.meaning, found.difference.path, found.difference.offset) == (
+        "a number changed",
+        "messages[0].content",
+        99,
+    )
 
 
 @pytest.mark.parametrize("more", ["", "yes<|im_end|>\n<|im_start|>user\nand"])
@@ -137,8 +141,8 @@ def test_a_raw_prompt_that_grows_is_extended(more: str) -> None:
     one, two, edited = (
         json.dumps({"prompt": text}).encode() for text in (prompt, prompt + more, prompt.replace("hi", "ho") + more)
     )
-    assert diverge(one, two, "/completion") is None
+    assert difference_of_bodies(one, two, "/completion") is None
     assert common_prefix(render(one, "/completion"), render(two, "/completion")).kept_ratio == 1.0
-    found = diverge(one, edited, "/completion")
+    found = difference_of_bodies(one, edited, "/completion")
     assert found is not None
-    assert found.offset == prompt.index("i<|im_end|>")
+    assert found.difference.offset == prompt.index("i<|im_end|>")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvstack.prompt.diff.difference import Divergence
+from kvstack.prompt.diff.difference import FoundDifference
 from kvstack.prompt.diff.previous import FormerRequests
 from kvstack.prompt.diff.segments import render
 from kvstack.state.causes import Cause
@@ -29,7 +29,7 @@ def test_an_extension_has_a_former_request_and_no_divergence() -> None:
     former = FormerRequests()
     assert former.compare(1, render(body("S", 0), PATH), PATH, "c1").former is None
     compared = former.compare(2, render(body("S", 1), PATH), PATH, "c1")
-    assert (compared.former, compared.divergence) == (1, None)
+    assert (compared.former, compared.found_difference) == (1, None)
 
 
 def test_a_clock_in_the_system_text_does_not_hide_the_conversation() -> None:
@@ -39,8 +39,11 @@ def test_a_clock_in_the_system_text_does_not_hide_the_conversation() -> None:
     former.compare(1, render(body(system.format(1), 0), PATH), PATH, "c1")
     compared = former.compare(2, render(body(system.format(2), 1), PATH), PATH, "c2")
     assert (compared.conversation, compared.former) == ("c1", 1)
-    assert compared.divergence is not None
-    assert (compared.divergence.cause, compared.divergence.path) == (Cause.CLOCK, "messages[0].content")
+    assert compared.found_difference is not None
+    assert (compared.found_difference.difference.cause, compared.found_difference.difference.path) == (
+        Cause.CLOCK,
+        "messages[0].content",
+    )
     assert former.compare(3, render(body(system.format(3), 2), PATH), PATH, "c3").former == 2
 
 
@@ -85,20 +88,20 @@ def test_what_cannot_be_read_is_passed_over() -> None:
     former = FormerRequests()
     assert former.compare(1, render(b"{", PATH), PATH, "c1").former is None
     assert former.compare(2, render(body("S", 0), PATH), PATH, None).conversation is None
-    assert former.compare(3, render(b"{}", "/v1/models"), "/v1/models", "c1").divergence is None
+    assert former.compare(3, render(b"{}", "/v1/models"), "/v1/models", "c1").found_difference is None
 
 
 LONG = "Keep the rules in mind and answer in plain words. " * 40
 UUIDS = ("0b6f2f0e-1111-4222-8333-444455556666", "9c7a1d2b-2222-4333-9444-555566667777")
 
 
-def differs(*bodies: bytes, path: str = PATH) -> Divergence | None:
+def differs(*bodies: bytes, path: str = PATH) -> FoundDifference | None:
     """Where the last of some requests, each the first of its conversation, parts from what is most similar to it."""
     former = FormerRequests()
     for number, one in enumerate(bodies, start=1):
         compared = former.compare(number, render(one, path), path, f"c{number}")
         assert (compared.conversation, compared.former) == (f"c{number}", None)
-    return compared.divergence
+    return compared.found_difference
 
 
 @pytest.mark.parametrize(
@@ -116,8 +119,8 @@ def test_a_new_conversation_names_what_changed_in_its_head(system: str, values: 
     """An agent that always begins anew: nothing is shared by the prompts, and it is said why."""
     found = differs(*(body(system.format(value), 0, f"task {value[-3:]}") for value in values))
     assert found is not None
-    assert (found.cause, found.path) == (cause, "messages[0].content")
-    assert found.offset >= system.index("{")
+    assert (found.difference.cause, found.difference.path) == (cause, "messages[0].content")
+    assert found.difference.offset >= system.index("{")
     assert len(found.before) <= 60
     assert len(found.after) <= 60
 
@@ -131,7 +134,7 @@ def test_tools_are_a_part_of_the_head() -> None:
     )
     found = differs(one, two)
     assert found is not None
-    assert found.cause is Cause.TOOLS_REORDERED
+    assert found.difference.cause is Cause.TOOLS_REORDERED
 
 
 def test_the_most_similar_head_counts_and_of_several_the_newest() -> None:
@@ -139,7 +142,7 @@ def test_the_most_similar_head_counts_and_of_several_the_newest() -> None:
     mine, other = "You are one. Trace {}\n" + LONG, "You are another. Trace {}\n" + LONG[::-1]
     found = differs(*(body(text.format(value), 0, value) for value in UUIDS for text in (mine, other)))
     assert found is not None
-    assert (found.cause, found.old, found.new) == (Cause.ID, *UUIDS)
+    assert (found.difference.cause, found.old, found.new) == (Cause.ID, *UUIDS)
 
 
 @pytest.mark.parametrize(
@@ -166,4 +169,7 @@ def test_another_endpoint_renders_otherwise() -> None:
     """Its head was not meant to be shared."""
     former = FormerRequests()
     former.compare(1, render(body(f"1a2b {LONG}", 0), PATH), PATH, "c1")
-    assert former.compare(2, render(body(f"3c4d {LONG}", 0), "/v1/messages"), "/v1/messages", "c2").divergence is None
+    assert (
+        former.compare(2, render(body(f"3c4d {LONG}", 0), "/v1/messages"), "/v1/messages", "c2").found_difference
+        is None
+    )

@@ -12,6 +12,7 @@ from kvstack.config.rules import RulePatch
 from kvstack.prompt.engine import apply_rules
 from kvstack.prompt.memory.store import ConversationMemory
 from kvstack.prompt.recording import Recorded, read_recording
+from kvstack.prompt.report.mismatch import Mismatch, MismatchReason
 from kvstack.prompt.report.replay import ReplayResult, try_requests, unmatched_rules
 from kvstack.prompt.rules.ruleset import RuleSet
 from kvstack.prompt.rules.trace import Trace
@@ -66,10 +67,8 @@ def test_what_keeps_a_request_from_its_conversation_is_named(ruled: Callable[...
     assert second.stripped.starts
     assert second.new is not None
     assert second.new.like == 1
-    assert second.new.parting is not None
-    assert (second.new.parting.path, second.new.parting.cause) == ("messages[0].content", Cause.ID)
-    assert second.new.parting.offset == systems[0].index(IDS[0])
-    assert str(second.new.parting) == "the system text differs @39 (id) in messages[0].content"
+    place = systems[0].index(IDS[0])
+    assert second.new.mismatch == Mismatch(MismatchReason.TEXT, "system", "messages[0].content", place, Cause.ID)
     assert second.compared is not None
     # Nothing was frozen yet, so what the server has ends at the clock, with the rules and without them.
     assert second.compared.before.common == second.compared.after.common
@@ -80,16 +79,16 @@ def test_what_keeps_a_request_from_its_conversation_is_named(ruled: Callable[...
     ("one", "other", "why"),
     [
         ({}, {"system": "Be brief."}, None),
-        ({"n": 1}, {"n": 0}, "no model has answered in it yet, so it is the beginning of one"),
-        ({"n": 2}, {"n": 1}, "it ends before the other one does"),
+        ({"n": 1}, {"n": 0}, MismatchReason.UNANSWERED),
+        ({"n": 2}, {"n": 1}, MismatchReason.SHORTER),
         (
             {"n": 1, "model": "a", "prompt_cache_key": "x"},
             {"n": 2, "model": "a", "prompt_cache_key": "y"},
-            "the client gives it another session id",
+            MismatchReason.SESSION,
         ),
     ],
 )
-def test_other_reasons(rules: RuleSet, one: dict[str, Any], other: dict[str, Any], why: str | None) -> None:
+def test_other_reasons(rules: RuleSet, one: dict[str, Any], other: dict[str, Any], why: MismatchReason | None) -> None:
     """What is nowhere alike is just another conversation; else the reason is one that the memory has."""
     tools = [{"type": "function", "function": {"name": name}} for name in ("sessions_yield", "tool_describe")]
     tools.append({"type": "function", "function": {"name": "tool_search"}})
@@ -98,7 +97,7 @@ def test_other_reasons(rules: RuleSet, one: dict[str, Any], other: dict[str, Any
         bodies[1]["messages"][1]["content"] = "quite another thing"
     _, second = try_requests(record(*bodies), rules)
     assert second.new is not None
-    assert (None if second.new.parting is None else str(second.new.parting)) == why
+    assert second.new.mismatch == (None if why is None else Mismatch(why))
     assert second.new.like == (None if why is None else 1)
 
 
@@ -108,7 +107,7 @@ def test_an_edited_turn_is_named(rules: RuleSet) -> None:
     bodies[1]["messages"][1]["content"] = "how often do palms want water?"
     _, second = try_requests(record(*bodies), rules)
     assert second.new is not None
-    assert str(second.new.parting) == "a user text differs @13 in messages[1].content"
+    assert second.new.mismatch == Mismatch(MismatchReason.TEXT, "user", "messages[1].content", 13, Cause.HISTORY_EDITED)
 
 
 def test_every_conversation_is_compared_with_its_own_last_request(rules: RuleSet) -> None:
@@ -120,7 +119,7 @@ def test_every_conversation_is_compared_with_its_own_last_request(rules: RuleSet
     assert [one.compared.number if one.compared else None for one in tried] == [None, None, 1, 2]
     for one in tried[2:]:
         assert one.compared is not None
-        assert one.compared.after.parts is None
+        assert one.compared.after.found_difference is None
         added = one.recorded.value["messages"][-2:]
         assert one.compared.after.anew == sum(len(turn["content"]) + 1 for turn in added)
 

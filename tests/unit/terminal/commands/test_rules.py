@@ -266,8 +266,8 @@ CAPTURED = r"""1. /v1/chat/completions | openclaw | first of its conversation (c
    @179 openclaw.timestamps
      "user", "content": "[-[Wed 2026-02-18 20:48 UTC] -]hi"}]}
 2. /v1/chat/completions | openclaw | conversation c1 | 3 edits
-   evaluated anew after request 1: 73 of 150 -> 7 of 75 characters
-   without the rules they part: a number changed in messages[0].content @77
+   to evaluate after request 1: 73 of 150 -> 7 of 75 characters
+   without the rules, a number changed in messages[0].content @77
      [-1-]{+2+}
    with the rules it begins with all of request 1
    @110 openclaw.system-ids
@@ -276,7 +276,7 @@ CAPTURED = r"""1. /v1/chat/completions | openclaw | first of its conversation (c
      "user", "content": "[-[Wed 2026-02-18 20:48 UTC] -]hi"}]}
    1 edit as in request 1: openclaw.timestamps 1
 
-2 requests, 5 edits; evaluated anew in 1 of them: 73 -> 7 characters
+2 requests, 5 edits; to evaluate in 1 of them: 73 -> 7 characters
 edits by rule: openclaw.timestamps 3, openclaw.system-ids 2
 """
 
@@ -321,22 +321,21 @@ IDLE = r"""1. /v1/chat/completions | unknown client | first of its conversation 
    mine.clock matched, no edit: first value of a new conversation, kept for its
      next requests (freeze, messages[0].content)
 2. /v1/chat/completions | unknown client | another conversation (c2) | 0 edits
-   taken as a new conversation, though like request 1: the system text differs
+   a new conversation, although similar to request 1: the system text differs
      @33 (id) in messages[0].content
-   evaluated anew after request 1: 123 of 156 -> 123 of 156 characters
-   without the rules and with them they part: an id changed in
-     messages[0].content @33
+   to evaluate after request 1: 123 of 156 -> 123 of 156 characters
+   without and with the rules, an id changed in messages[0].content @33
      [-0e7c9a52-6c1f-4a1e-9 ... 0a51c2d8e4-]{+b1946ac9-2492-4d23-8 ... 2f5e8a7c
      10+}
    mine.clock matched, no edit: first value of a new conversation, kept for its
      next requests (freeze, messages[0].content)
 
-2 requests, 0 edits; evaluated anew in 1 of them: 123 -> 123 characters
+2 requests, 0 edits; to evaluate in 1 of them: 123 -> 123 characters
 matched, but never an edit: mine.clock 2
-1 request taken as a new conversation, though like an earlier one: what was
-     frozen or placed before does not apply there.  A conversation is known by
-     its texts, without what rules take out, freeze or make constant; if what
-     differs does not matter, a rule for it keeps the conversation together.
+1 request taken as a new conversation, although similar to an earlier one: what
+     was frozen or placed before does not apply there.  A conversation is known
+     by its texts, without what rules take out, freeze or make constant; a rule
+     for a difference that does not matter keeps the conversation together.
 never matched: mine.build of the config (system, drop)
 """
 
