@@ -34,8 +34,15 @@ _THRESHOLD_RATIO = 0.1
 """llama-server's default of `--slot-prompt-similarity`."""
 
 
-def judged(stack_state: StackState, row: RequestRow) -> RequestRow:
-    """A request with all that log and answer tell by now: its figures, and once it is over its verdict."""
+def judged(stack_state: StackState, row: RequestRow, *, is_late: bool = False) -> RequestRow:
+    """
+    A request with all that log and answer tell by now: its figures, and once it is over its verdict.
+
+    Args:
+        stack_state: All that is known.
+        row: The request.
+        is_late: Whether it has been over for so long that the log has told what it has to tell of it.
+    """
     join = stack_state.join
     if row.settled:
         return row
@@ -67,6 +74,7 @@ def judged(stack_state: StackState, row: RequestRow) -> RequestRow:
         row.api is None
         or row.phase == "failed"
         or not has_log(stack_state)
+        or (task is None and is_late and row.phase == "cancelled")  # its client left before the server had begun
         or (task is not None and task.released and (task.is_proved or not _has_figures(row.answer)))
     )
     timing = replace(row.timing, ttft_ms=ttft_ms(row))

@@ -309,10 +309,12 @@ def _with_row(stack_state: StackState, index: int, row: RequestRow) -> StackStat
 
 
 def _count_late(stack_state: StackState, now_s: float) -> StackState:
-    """Count the seconds of requests whose log has not come: they shall not be missing for ever."""
+    """Count requests whose log has not come: they shall not be missing for ever."""
     for index, row in enumerate(stack_state.requests):
-        if row.verdict is not None and not row.is_counted and is_late(row, now_s):
-            stack_state = _with_row(stack_state, index, replace(row, is_counted=True))
+        waits = not row.is_counted or row.phase == "cancelled"
+        if row.verdict is not None and not row.settled and waits and is_late(row, now_s):
+            late = judged(stack_state, row, is_late=True)
+            stack_state = _with_row(stack_state, index, replace(late, is_counted=True))
     return stack_state
 
 

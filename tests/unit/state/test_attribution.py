@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kvstack.state.events import AnswerSeen, WarmupEnded, WarmupStarted, WarmupStepped
+from kvstack.state.events import AnswerSeen, MemorySampled, WarmupEnded, WarmupStarted, WarmupStepped
 from kvstack.state.status_json import encode
 from tests.unit.state.rows import slot_of, task_of
 from tests.unit.state.story import Story
@@ -500,3 +500,23 @@ def test_a_warm_up_that_was_refused_is_no_bypass(lags: bool) -> None:
     assert story.stack_state.log.unclaimed_tasks == 0
     _refuse(story, 3035)  # once more, and nobody's
     assert story.stack_state.log.unclaimed_tasks == 1
+
+
+def _wait(story: Story) -> None:
+    story.now_s += 10.0
+    story.emit(MemorySampled(story.now_s, 1))
+    story.emit(MemorySampled(story.now_s, 2))
+
+
+@pytest.mark.parametrize("status", [None, 200])
+def test_a_client_that_left_before_the_server_began(status: int | None) -> None:
+    """No task ever comes: after the usual wait the request is settled as cancelled, without figures."""
+    story = Story()
+    number = story.ask()
+    story.turn(900, 0, conversation="other")
+    story.end(number, "cancelled", status)
+    assert not story.row(number).settled
+    _wait(story)
+    row = story.row(number)
+    assert (row.settled, row.verdict, row.tokens.prompt, task_of(row)) == (True, "CANCELLED", None, None)
+    assert story.stack_state.counters.verdicts["CANCELLED"] == 1
