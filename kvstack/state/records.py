@@ -25,7 +25,10 @@ class TaskView:
     owner: int | None = None
     """Number of the request that it works for; None for one that did not come through the proxy."""
     is_proved: bool = False
-    """Whether figures of the answer prove the owner; before that it is only the likely one."""
+    """Whether figures of the answer prove the owner, or nobody else can own it; before that it is only the likely
+    one."""
+    claimants: frozenset[int] = field(default=frozenset(), metadata=INTERNAL)
+    """Numbers of the requests that were waiting when the log told of its launch: one of them owns it."""
     is_warmup: bool = False
     """The owner is the stack's own warm-up; while clients are served that too has to be proved."""
     how: str | None = None

@@ -324,7 +324,9 @@ def _rejoin(stack_state: StackState, requests: Iterable[int]) -> StackState:
     if join is not stack_state.join:
         join = claim_warmup(join)
         stack_state = replace(stack_state, join=join, log=replace(stack_state.log, unclaimed_tasks=join.unclaimed))
-    for request in dict.fromkeys([*requests, *sorted(changed)]):
+    # Whatever happens may decide whose the task of a request is that is over.
+    waiting = [row.id for row in stack_state.requests if row.is_over and not row.settled]
+    for request in dict.fromkeys([*requests, *sorted(changed), *waiting]):
         stack_state = _recompose(stack_state, request)
     return stack_state
 
