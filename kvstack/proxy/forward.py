@@ -65,6 +65,7 @@ class _Exchange:
         status: HTTP status that the client got.
         is_answering: The status line is out.
         is_cancelled: The client left, or the stack stopped.
+        is_whole: The last event of a streamed answer went out: who leaves then has got everything.
         error: What went wrong.
     """
 
@@ -77,12 +78,13 @@ class _Exchange:
     status: int | None = None
     is_answering: bool = False
     is_cancelled: bool = True
+    is_whole: bool = False
     error: str | None = None
 
     @property
     def outcome(self) -> Literal["done", "cancelled", "failed"]:
         """How it ended."""
-        if self.is_cancelled:
+        if self.is_cancelled and not self.is_whole:
             return "cancelled"
         return "failed" if self.error is not None or (self.status or 0) >= 400 else "done"
 
@@ -319,6 +321,7 @@ class Forward:
         finally:
             if tap is not None:
                 answer = tap.result()
+                exchange.is_whole = tap.is_whole
                 exchange.error = exchange.error or answer.error
                 self._publish(answer)
 
