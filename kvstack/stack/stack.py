@@ -170,14 +170,29 @@ class Stack:
         Raises:
             KvstackError: The stack could not start, or its llama-server is lost.
         """
-        config = self._plan.config
         raise_limit()
-        self._run_dir.lock()
+        with self._run_dir.unchanged_if_refused() as start:
+            self._run_dir.lock()
+            try:
+                await self._reap_orphans()
+                listener = self._listener = self._bind()
+                # From here on it is this stack of which others are told; before, a refusal left all as it was.
+                start.may_be_refused = False
+                await self._serve(listener, on_started)
+            finally:
+                await self._upstream.close()
+                if self._listener is not None:
+                    self._listener.close()
+                self._raw_log.close()
+                self._run_dir.unlock()
+
+    async def _serve(self, listener: socket.socket, on_started: Callable[[], None] | None) -> None:
+        """Run with the lock and the proxy's port in hand."""
+        config = self._plan.config
         self._begun_s = time.time()
         try:
             self._run_dir.forget_end()
-            await self._reap_orphans()
-            listener = self._listener = self._bind()
+            self._run_dir.clear()
             app = make_app(self._forward, self, self._token, kvstack.__version__)
             server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s, self._no_descriptor_left)
             for text in self._plan.notices:
@@ -207,12 +222,7 @@ class Stack:
             self._write_end_file(chosen)
             raise chosen from chosen.__cause__
         finally:
-            await self._upstream.close()
-            if self._listener is not None:
-                self._listener.close()
-            self._raw_log.close()
             self._run_dir.clear()
-            self._run_dir.unlock()
 
     async def _reap_orphans(self) -> None:
         left = self._run_dir.read()
@@ -226,7 +236,6 @@ class Stack:
         if await asyncio.to_thread(sweep, server, left.server_argv0, owner):
             text = f"Stopped what a killed run of this stack had left behind (llama-server, pid {left.server_pid})"
             self._warn(text)
-        self._run_dir.clear()
 
     def _bind(self) -> socket.socket:
         config = self._plan.config
