@@ -44,6 +44,7 @@ Rewrite = Callable[[bytes, str, list[tuple[str, str]], int | None], RewriteResul
 """Applies the rules: body, path, header pairs; the number of a model request."""
 
 RESEND_PAUSE_S = 0.1
+STOPPING = "the stack is stopping"
 LARGE_BYTES = 256 * 1024
 
 _SIDE_ROUTES = ("/apply-template", "/tokenize", "/count_tokens", "/input_tokens")
@@ -102,6 +103,7 @@ class Forward:
         ready_timeout_s: How long a model request waits for the server.
         cors_origins: Browser origins that may use the proxy.
         log: Remembers the requests.
+        is_stopping: Whether the stack is about to end: who waits for it to be ready waits in vain.
         slot_actions: Whether clients may save, restore and erase slots.
         keys: Which key the upstream gets.
         on_out_of_descriptors: Called when no file descriptor is left for a connection to the upstream.
@@ -124,6 +126,7 @@ class Forward:
         ready_timeout_s: float,
         cors_origins: tuple[str, ...] = (),
         log: RequestLog | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
         slot_actions: bool = True,
         keys: Keys | None = None,
         on_out_of_descriptors: Callable[[], None] = lambda: None,
@@ -136,6 +139,7 @@ class Forward:
         self._rewrite_body = rewrite
         self._wait_ready = wait_ready
         self._publish = publish
+        self._is_stopping = is_stopping
         self._slot_actions = slot_actions
         self._on_out_of_descriptors = on_out_of_descriptors
         self._max_body_bytes = max_body_bytes
@@ -227,7 +231,7 @@ class Forward:
         except asyncio.CancelledError:
             if exchange.status is None:  # we stop, and this client has heard nothing yet
                 exchange.status = 503
-                await self._replies.error(exchange.scope, exchange.send, exchange.api, 503, "the stack is stopping")
+                await self._replies.error(exchange.scope, exchange.send, exchange.api, 503, STOPPING)
             raise
         finally:
             self._end(exchange)
@@ -288,7 +292,8 @@ class Forward:
     async def _is_ready(self, exchange: _Exchange, deadline: float) -> bool:
         if exchange.api is None or await self._wait_ready(max(0.0, deadline - time.monotonic())):
             return True
-        exchange.status, exchange.error = 503, "llama-server is not ready yet, try again later"
+        exchange.status = 503
+        exchange.error = STOPPING if self._is_stopping() else "llama-server is not ready yet, try again later"
         await self._replies.error(exchange.scope, exchange.send, exchange.api, 503, exchange.error)
         return False
 

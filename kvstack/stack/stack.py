@@ -94,6 +94,7 @@ class Stack:
             ready_timeout_s=config.proxy.ready_timeout_s,
             cors_origins=config.proxy.cors_origins,
             log=self._log,
+            is_stopping=lambda: self._supervisor.state in {State.STOPPING, State.STOPPED, State.FAILED},
             slot_actions=plan.snapshot_dir is None or config.server.slot_save_path is not None,
             keys=Keys(config.proxy.api_key, config.server.api_key),
             on_out_of_descriptors=self._no_descriptor_left,

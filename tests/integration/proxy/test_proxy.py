@@ -298,6 +298,21 @@ async def test_a_model_request_waits_for_the_server_and_then_gets_503() -> None:
     assert stub.connections == 0
 
 
+@pytest.mark.parametrize(("stopping", "words"), [(False, "not ready yet"), (True, "the stack is stopping")])
+async def test_a_request_that_finds_no_server_is_told_why(stopping: bool, words: str) -> None:
+    """Who asks a stack that is about to end is not told to wait for it."""
+
+    async def never(_: float) -> bool:
+        return False
+
+    async with proxy(None, wait_ready=never, is_stopping=stopping) as running:
+        status, _, body = await exchange(running.port, http("POST", CHAT, BODY))
+    assert (status, words in body.decode()) == (503, True)
+    (ended,) = running.of(RequestEnded)
+    assert isinstance(ended, RequestEnded)
+    assert words in (ended.error or "")
+
+
 @pytest.mark.parametrize("path", ["/", "/api/hello", "/health", "/v1/messages"])
 async def test_head_probes_are_answered_at_once(path: str) -> None:
     """FR-39: a client's preflight must not fail while the model loads."""

@@ -115,6 +115,13 @@ async def test_a_stop_cuts_a_stream_that_goes_on() -> None:
         assert not (await asyncio.wait_for(asking, 5)).endswith(b"0\r\n\r\n")
 
 
+async def test_the_proxy_knows_that_the_stack_stops() -> None:
+    """A request that comes then is told so, and not to try again later."""
+    async with run_stub(answer(b"{}")) as stub, running(stub, closed_port()) as stack:
+        assert not stack._forward._is_stopping()
+    assert stack._forward._is_stopping()
+
+
 async def exchange_raw(port: int) -> bytes:
     """Everything that comes until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
