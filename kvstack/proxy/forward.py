@@ -403,6 +403,8 @@ def _received(number: int, scope: Scope, rewritten: RewriteResult) -> RequestRec
         _by_rule(rewritten),
         rewritten.side,
         rewritten.difference.difference if rewritten.difference is not None else None,
+        # (of all others it is that of their conversation: to digest long tools takes its time)
+        rewritten.head_fingerprint if rewritten.starts else None,
     )
 
 

@@ -304,6 +304,13 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
                     f"{_tokens(row.tokens.warm)} were warm, but this prompt is not the one that was warmed up{lost}."
                     " If it is this client's that should be warm, record one of its requests for warmup.request_file."
                 )
+            elif row.tokens.warm == 0 and row.has_warmed_head is False:
+                yield (
+                    "What is warmed up begins otherwise than this prompt. If it is this client's that should be warm,"
+                    " record one of its requests for warmup.request_file."
+                )
+            elif row.tokens.warm == 0 and row.has_warmed_head is None:
+                yield "More room for the RAM cache (server.cache_ram_mib) keeps what had to leave its slot."
             elif row.tokens.warm == 0:
                 yield (
                     "What had been warmed up had lost its slot to other conversations by then: `kvstack warmup`"

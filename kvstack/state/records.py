@@ -172,10 +172,14 @@ class RequestRow:
     timing: Timing = Timing()
     change: Change = Change()
     stripped: Stripped = field(default_factory=Stripped)
+    has_warmed_head: bool | None = None
+    """Whether its system texts and tools are those that the warm-up evaluates; None if that is not known."""
     work: TaskView | None = None
     """What the log said of its task."""
     answer: AnswerSeen | None = field(default=None, metadata=INTERNAL)
     """What the answer said of itself."""
+    head_fingerprint: str | None = field(default=None, metadata=INTERNAL)
+    """Digest of system texts and tools, as its conversation began."""
     is_counted: bool = field(default=False, metadata=INTERNAL)
     """Whether its seconds are in the totals: they do not change any more."""
 
@@ -284,6 +288,8 @@ class WarmupView:
     detail: str = ""
     is_running: bool = False
     """Whether another one is under way."""
+    head_fingerprint: str | None = field(default=None, metadata=INTERNAL)
+    """Digest of the system texts and tools that it evaluated."""
 
     @property
     def warm_tokens(self) -> int | None:

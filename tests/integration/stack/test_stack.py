@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import time
@@ -204,3 +205,13 @@ async def test_a_warm_up_that_is_off_at_the_start_can_be_asked_for() -> None:
         assert asked(stub) == [f"POST {CHAT} HTTP/1.1"]
     async with run_stub(answer(b"{}")) as stub, running(stub, closed_port(), "warmup.enabled=false") as stack:
         assert (await stack.warm_up()).outcome == "no prefix known"
+
+
+async def test_the_stack_knows_whose_prefix_is_warm() -> None:
+    """A request is laid beside what was warmed up: system texts and tools, whatever else is in the two."""
+    port = closed_port()
+    async with run_stub(answer(b"{}")) as stub, running(stub, port, "warmup.system_prompt=You help.") as stack:
+        for text in ("You help.", "You do not."):
+            messages = [{"role": "system", "content": text}, {"role": "user", "content": "What is it?"}]
+            await exchange(port, http("POST", CHAT, json.dumps({"messages": messages, "temperature": 0.5}).encode()))
+        assert [row.has_warmed_head for row in stack.stack_state().requests] == [True, False]

@@ -216,6 +216,7 @@ def _without_internals(stack_state: StackState) -> StackState:
                 row,
                 answer=None,
                 is_counted=False,
+                head_fingerprint=None,
                 work=None if row.work is None else replace(row.work, claimants=frozenset()),
             )
             for row in stack_state.requests
