@@ -10,7 +10,7 @@ import pytest
 from kvstack.state.causes import Cause
 from kvstack.state.events import Difference
 from kvstack.state.explain import Explanation, explain, reason_words
-from kvstack.state.records import RequestRow
+from kvstack.state.records import RequestRow, TaskView
 from kvstack.state.status_json import encode
 from kvstack.state.verdict import Verdict
 from tests.unit.state.rows import changed, request_row
@@ -380,6 +380,12 @@ def test_one_slot_is_not_unused_for_longest(slots: int | None, oldest: bool) -> 
     server = part(told(story, story.turn(2000, 5, how="lru", conversation="b").id), "What the server did")
     assert ("the least recently used" in server) == oldest
     assert ("its only one" in server) == (slots == 1)
+
+
+def test_slot_2_is_not_the_only_one() -> None:
+    """What was said of the slots may be old: a slot beyond the first shows that there are several."""
+    row = request_row(verdict=Verdict.COLD, work=TaskView(2, 7, how="lru"))
+    assert "its only one" not in part(explain(row, slots=1), "What the server did")
 
 
 def test_the_rate_reproduces_what_was_saved() -> None:
