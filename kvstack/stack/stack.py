@@ -37,7 +37,7 @@ from kvstack.proxy.request_log import RequestLog
 from kvstack.proxy.serve import ProxyServer
 from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
 from kvstack.stack.plan import Plan
-from kvstack.stack.ports import take_port
+from kvstack.stack.ports import take_ports
 from kvstack.stack.server_identity import IdentityCheck
 from kvstack.state.events import (
     LogFactSeen,
@@ -176,7 +176,7 @@ class Stack:
             self._run_dir.lock()
             try:
                 await self._reap_orphans()
-                listener = self._listener = self._bind()
+                listener = self._listener = take_ports(self._plan.config)
                 # From here on it is this stack of which others are told; before, a refusal left all as it was.
                 start.may_be_refused = False
                 await self._serve(listener, on_started)
@@ -237,12 +237,6 @@ class Stack:
         if await asyncio.to_thread(sweep, server, left.server_argv0, owner):
             text = f"Stopped what a killed run of this stack had left behind (llama-server, pid {left.server_pid})"
             self._warn(text)
-
-    def _bind(self) -> socket.socket:
-        config = self._plan.config
-        if not config.attached:
-            take_port(config.server.host, config.server.port, "server").close()
-        return take_port(config.proxy.host, config.proxy.port, "proxy")
 
     def _write_run_file(self) -> None:
         me = identify(os.getpid())
