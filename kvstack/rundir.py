@@ -3,7 +3,7 @@ One stack's files: run file, lock and raw log in the state directory; what may b
 
 ```
 <state>/kvstack/NAME/run.json    who runs, where, and the token that acts on it (mode 0600)
-<state>/kvstack/NAME/end.json    how the last stack ended, if an error ended it; gone with the next one's start
+<state>/kvstack/NAME/end.json    how the last stack ended, if an error ended it; gone when the next one runs
 <state>/kvstack/NAME/lock        held for the life of the stack
 <state>/kvstack/NAME/server.log  the llama-server's output as it came, and server.log.1, .2, ... before it
 <cache>/kvstack/                 assembled models, prefix snapshots, probed binaries
@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -170,6 +171,18 @@ def _from_json(cls: type[_File], text: str) -> _File | None:
         return None
 
 
+@dataclass(slots=True)
+class Refusable:
+    """
+    A start that may be refused.
+
+    Attributes:
+        may_be_refused: Whether it still may: the stack is not running yet.
+    """
+
+    may_be_refused: bool = True
+
+
 class RunDir:
     """The directory of one stack, by name."""
 
@@ -211,6 +224,20 @@ class RunDir:
     def unlock(self) -> None:
         """Give the lock back."""
         self._lock.release(force=True)
+
+    @contextlib.contextmanager
+    def unchanged_if_refused(self) -> Iterator[Refusable]:
+        """Try to start: as long as that may be refused, it leaves no trace of itself as the stack that ran last."""
+        before_ns = 0  # where none of this name has ever run, that is older than all
+        with contextlib.suppress(OSError):
+            before_ns = self.path.stat().st_mtime_ns
+        start = Refusable()
+        try:
+            yield start
+        finally:
+            if start.may_be_refused:
+                with contextlib.suppress(OSError):
+                    os.utime(self.path, ns=(before_ns, before_ns))
 
     def read(self) -> RunFile | None:
         """The run file, or None if there is none that can be read."""
@@ -288,7 +315,8 @@ def last_used() -> str | None:
         except OSError:
             return 0.0
 
-    # Run files and ends come into a stack's directory and go from it, and that is what its time says.
+    # Run files and ends come into a stack's directory and go from it, and that is what its time says; a start that
+    # was refused sets it back.
     directories = [path for path in state_dir().glob("*") if path.is_dir()]
     return max(directories, key=changed_s).name if directories else None
 

@@ -48,6 +48,7 @@ class _Api:
         cached: Key of the cached tokens, behind the key of their table if they are in one.
         generated: Key of the answer's tokens.
         says_token: Whether an event of a stream holds a token of the answer.
+        is_last: Whether an event is the last one of a stream; `[DONE]` always is.
         wrapper: Key of the object that holds `usage` and `error` in some events.
         excludes_cached: Whether the prompt's tokens exclude the cached ones.
     """
@@ -56,6 +57,7 @@ class _Api:
     cached: tuple[str, ...]
     generated: str
     says_token: Callable[[dict[str, Any]], bool]
+    is_last: Callable[[dict[str, Any]], bool] = lambda event: False
     wrapper: str = ""
     excludes_cached: bool = False
 
@@ -84,15 +86,21 @@ _CHAT = _Api("prompt_tokens", ("prompt_tokens_details", "cached_tokens"), "compl
 _APIS = {
     "chat": _CHAT,
     # `/completion` answers in llama-server's own form, `/v1/completions` in that of OpenAI.
-    "completion": replace(_CHAT, says_token=_content_says_token),
+    "completion": replace(_CHAT, says_token=_content_says_token, is_last=lambda event: event.get("stop") is True),
     "responses": _Api(
-        "input_tokens", ("input_tokens_details", "cached_tokens"), "output_tokens", _named_delta, wrapper="response"
+        "input_tokens",
+        ("input_tokens_details", "cached_tokens"),
+        "output_tokens",
+        _named_delta,
+        lambda event: event.get("type") in {"response.completed", "response.incomplete", "response.failed"},
+        wrapper="response",
     ),
     "messages": _Api(
         "input_tokens",
         ("cache_read_input_tokens",),
         "output_tokens",
         _named_delta,
+        lambda event: event.get("type") == "message_stop",
         wrapper="message",
         excludes_cached=True,
     ),
@@ -129,10 +137,13 @@ class AnswerTap:
     Attributes:
         started: Whether the first token of a stream came; pings, comments and prefill progress do not count.  Of an
             answer in one piece nobody can tell.
+        is_whole: Whether the last event of a stream came; whether its line ends came does not matter.  Known with the
+            result.
     """
 
     def __init__(self, id: int, api: str | None, content_type: str) -> None:
         self.started = False
+        self.is_whole = False
         self._id = id
         self._api = _APIS.get(api or "", _CHAT)
         self._stream = "event-stream" in content_type.lower()
@@ -234,7 +245,9 @@ class AnswerTap:
             return
         self._event_has_data = False
         data, cut = self._event.take()
-        if data != b"[DONE]":
+        if data == b"[DONE]":
+            self.is_whole = True
+        else:
             self._object(data, cut=cut)
 
     def _close(self) -> None:
@@ -292,8 +305,9 @@ class AnswerTap:
         timings = value.get("timings")
         if isinstance(timings, dict):
             self._timings.update(timings)
-        if not self.started and self._stream:
-            self.started = self._api.says_token(value)
+        if self._stream:
+            self.started = self.started or self._api.says_token(value)
+            self.is_whole = self.is_whole or self._api.is_last(value)
 
     def _take_error(self, value: dict[str, Any]) -> None:
         error = value.get("error")

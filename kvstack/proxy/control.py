@@ -175,7 +175,9 @@ async def _request(context: Context, request: Request) -> Response:
         return _answer(404, "error", _which(stack_state, number))
     before = stack_state.row(row.change.before) if row.change.before is not None else None
     server = stack_state.server
-    explanation = explain(row, before, stack_state.prefill_tokens_per_s, server.slots, attached=server.is_attached)
+    # A server that was started again may have another number of slots.
+    slots = server.slots if row.run == stack_state.join.run else None
+    explanation = explain(row, before, stack_state.prefill_tokens_per_s, slots, attached=server.is_attached)
     data: dict[str, Any] = {"explanation": encode(explanation), "request": encode(row)}
     logged = context.log.get(row.id)
     if wants_text and logged is not None and logged.found_difference is not None:

@@ -44,6 +44,7 @@ Rewrite = Callable[[bytes, str, list[tuple[str, str]], int | None], RewriteResul
 """Applies the rules: body, path, header pairs; the number of a model request."""
 
 RESEND_PAUSE_S = 0.1
+STOPPING = "the stack is stopping"
 LARGE_BYTES = 256 * 1024
 
 _SIDE_ROUTES = ("/apply-template", "/tokenize", "/count_tokens", "/input_tokens")
@@ -65,6 +66,7 @@ class _Exchange:
         status: HTTP status that the client got.
         is_answering: The status line is out.
         is_cancelled: The client left, or the stack stopped.
+        is_whole: The last event of a streamed answer went out: who leaves then has got everything.
         error: What went wrong.
     """
 
@@ -77,12 +79,13 @@ class _Exchange:
     status: int | None = None
     is_answering: bool = False
     is_cancelled: bool = True
+    is_whole: bool = False
     error: str | None = None
 
     @property
     def outcome(self) -> Literal["done", "cancelled", "failed"]:
         """How it ended."""
-        if self.is_cancelled:
+        if self.is_cancelled and not self.is_whole:
             return "cancelled"
         return "failed" if self.error is not None or (self.status or 0) >= 400 else "done"
 
@@ -100,6 +103,7 @@ class Forward:
         ready_timeout_s: How long a model request waits for the server.
         cors_origins: Browser origins that may use the proxy.
         log: Remembers the requests.
+        is_stopping: Whether the stack is about to end: who waits for it to be ready waits in vain.
         slot_actions: Whether clients may save, restore and erase slots.
         keys: Which key the upstream gets.
         on_out_of_descriptors: Called when no file descriptor is left for a connection to the upstream.
@@ -122,6 +126,7 @@ class Forward:
         ready_timeout_s: float,
         cors_origins: tuple[str, ...] = (),
         log: RequestLog | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
         slot_actions: bool = True,
         keys: Keys | None = None,
         on_out_of_descriptors: Callable[[], None] = lambda: None,
@@ -134,6 +139,7 @@ class Forward:
         self._rewrite_body = rewrite
         self._wait_ready = wait_ready
         self._publish = publish
+        self._is_stopping = is_stopping
         self._slot_actions = slot_actions
         self._on_out_of_descriptors = on_out_of_descriptors
         self._max_body_bytes = max_body_bytes
@@ -225,7 +231,7 @@ class Forward:
         except asyncio.CancelledError:
             if exchange.status is None:  # we stop, and this client has heard nothing yet
                 exchange.status = 503
-                await self._replies.error(exchange.scope, exchange.send, exchange.api, 503, "the stack is stopping")
+                await self._replies.error(exchange.scope, exchange.send, exchange.api, 503, STOPPING)
             raise
         finally:
             self._end(exchange)
@@ -286,7 +292,8 @@ class Forward:
     async def _is_ready(self, exchange: _Exchange, deadline: float) -> bool:
         if exchange.api is None or await self._wait_ready(max(0.0, deadline - time.monotonic())):
             return True
-        exchange.status, exchange.error = 503, "llama-server is not ready yet, try again later"
+        exchange.status = 503
+        exchange.error = STOPPING if self._is_stopping() else "llama-server is not ready yet, try again later"
         await self._replies.error(exchange.scope, exchange.send, exchange.api, 503, exchange.error)
         return False
 
@@ -319,6 +326,7 @@ class Forward:
         finally:
             if tap is not None:
                 answer = tap.result()
+                exchange.is_whole = tap.is_whole
                 exchange.error = exchange.error or answer.error
                 self._publish(answer)
 
@@ -395,6 +403,8 @@ def _received(number: int, scope: Scope, rewritten: RewriteResult) -> RequestRec
         _by_rule(rewritten),
         rewritten.side,
         rewritten.found_difference.difference if rewritten.found_difference is not None else None,
+        # (of all others it is that of their conversation: to digest long tools takes its time)
+        rewritten.head_fingerprint if rewritten.starts else None,
     )
 
 

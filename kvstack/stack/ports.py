@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import socket
 
-from kvstack.errors import AlreadyRunning, PortTaken
+from kvstack.config.model import Config
+from kvstack.errors import AlreadyRunning, KvstackError, PortTaken
 from kvstack.process.identity import ProcessIdentity, is_alive, port_owners
 from kvstack.proxy.serve import bind
 from kvstack.rundir import RunDir, names
+
+
+def take_ports(config: Config) -> socket.socket:
+    """
+    Take the proxy's port, and see that the server's is free.
+
+    Raises:
+        KvstackError: One of them cannot be had; see `take_port`.
+    """
+    if not config.attached:
+        take_port(config.server.host, config.server.port, "server").close()
+    return take_port(config.proxy.host, config.proxy.port, "proxy")
+
+
+def refusal(config: Config) -> KvstackError | None:
+    """With what a start would be refused now for its ports; None if it would not be."""
+    try:
+        take_ports(config).close()
+    except KvstackError as error:
+        return error
+    return None
 
 
 def take_port(host: str, port: int, section: str) -> socket.socket:

@@ -37,7 +37,7 @@ from kvstack.proxy.request_log import RequestLog
 from kvstack.proxy.serve import ProxyServer
 from kvstack.rundir import EndFile, RawLog, RunDir, RunFile, new_token
 from kvstack.stack.plan import Plan
-from kvstack.stack.ports import take_port
+from kvstack.stack.ports import take_ports
 from kvstack.stack.server_identity import IdentityCheck
 from kvstack.state.events import (
     LogFactSeen,
@@ -94,6 +94,7 @@ class Stack:
             ready_timeout_s=config.proxy.ready_timeout_s,
             cors_origins=config.proxy.cors_origins,
             log=self._log,
+            is_stopping=lambda: self._supervisor.state in {State.STOPPING, State.STOPPED, State.FAILED},
             slot_actions=plan.snapshot_dir is None or config.server.slot_save_path is not None,
             keys=Keys(config.proxy.api_key, config.server.api_key),
             on_out_of_descriptors=self._no_descriptor_left,
@@ -170,14 +171,29 @@ class Stack:
         Raises:
             KvstackError: The stack could not start, or its llama-server is lost.
         """
-        config = self._plan.config
         raise_limit()
-        self._run_dir.lock()
+        with self._run_dir.unchanged_if_refused() as start:
+            self._run_dir.lock()
+            try:
+                await self._reap_orphans()
+                listener = self._listener = take_ports(self._plan.config)
+                # From here on it is this stack of which others are told; before, a refusal left all as it was.
+                start.may_be_refused = False
+                await self._serve(listener, on_started)
+            finally:
+                await self._upstream.close()
+                if self._listener is not None:
+                    self._listener.close()
+                self._raw_log.close()
+                self._run_dir.unlock()
+
+    async def _serve(self, listener: socket.socket, on_started: Callable[[], None] | None) -> None:
+        """Run with the lock and the proxy's port in hand."""
+        config = self._plan.config
         self._begun_s = time.time()
         try:
             self._run_dir.forget_end()
-            await self._reap_orphans()
-            listener = self._listener = self._bind()
+            self._run_dir.clear()
             app = make_app(self._forward, self, self._token, kvstack.__version__)
             server = self._server = ProxyServer(app, listener, config.server.stop_timeout_s, self._no_descriptor_left)
             for text in self._plan.notices:
@@ -207,12 +223,7 @@ class Stack:
             self._write_end_file(chosen)
             raise chosen from chosen.__cause__
         finally:
-            await self._upstream.close()
-            if self._listener is not None:
-                self._listener.close()
-            self._raw_log.close()
             self._run_dir.clear()
-            self._run_dir.unlock()
 
     async def _reap_orphans(self) -> None:
         left = self._run_dir.read()
@@ -226,13 +237,6 @@ class Stack:
         if await asyncio.to_thread(sweep, server, left.server_argv0, owner):
             text = f"Stopped what a killed run of this stack had left behind (llama-server, pid {left.server_pid})"
             self._warn(text)
-        self._run_dir.clear()
-
-    def _bind(self) -> socket.socket:
-        config = self._plan.config
-        if not config.attached:
-            take_port(config.server.host, config.server.port, "server").close()
-        return take_port(config.proxy.host, config.proxy.port, "proxy")
 
     def _write_run_file(self) -> None:
         me = identify(os.getpid())

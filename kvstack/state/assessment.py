@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvstack.state.attribution import task_of
-from kvstack.state.events import AnswerSeen, Difference
+from kvstack.state.attribution import is_contested, task_of
+from kvstack.state.events import Difference
 from kvstack.state.records import RequestRow, TaskView
-from kvstack.state.request_stats import compose, ttft_ms
+from kvstack.state.request_stats import compose, has_figures, ttft_ms
 from kvstack.state.stack_state import StackState
 from kvstack.state.totals import seconds
 from kvstack.state.verdict import Reason, ReasonKind, Verdict
@@ -34,8 +34,15 @@ _THRESHOLD_RATIO = 0.1
 """llama-server's default of `--slot-prompt-similarity`."""
 
 
-def judged(stack_state: StackState, row: RequestRow) -> RequestRow:
-    """A request with all that log and answer tell by now: its figures, and once it is over its verdict."""
+def judged(stack_state: StackState, row: RequestRow, *, is_late: bool = False) -> RequestRow:
+    """
+    A request with all that log and answer tell by now: its figures, and once it is over its verdict.
+
+    Args:
+        stack_state: All that is known.
+        row: The request.
+        is_late: Whether it has been over for so long that the log has told what it has to tell of it.
+    """
     join = stack_state.join
     if row.settled:
         return row
@@ -43,6 +50,8 @@ def judged(stack_state: StackState, row: RequestRow) -> RequestRow:
     if row.run == join.run:
         # (The log of another run knows nothing of this request any more; what the former said stays.)
         task = task_of(join, row.id)
+        if is_late and _is_undecidable(stack_state, row, task):
+            task = None  # whose it was will never be known: no figures are better than another request's
         row = compose(row, task)
     if not row.is_over:
         return row
@@ -67,7 +76,7 @@ def judged(stack_state: StackState, row: RequestRow) -> RequestRow:
         row.api is None
         or row.phase == "failed"
         or not has_log(stack_state)
-        or (task is not None and task.released and (task.is_proved or not _has_figures(row.answer)))
+        or _is_settled(stack_state, row, task, is_late=is_late)
     )
     timing = replace(row.timing, ttft_ms=ttft_ms(row))
     if not row.is_counted:
@@ -97,8 +106,26 @@ def _is_earlier(other: RequestRow, row: RequestRow) -> bool:
     return other.id < row.id and other.run == row.run and other.api is not None
 
 
-def _has_figures(answer: AnswerSeen | None) -> bool:
-    return answer is not None and answer.evaluated_tokens is not None
+def _is_settled(stack_state: StackState, row: RequestRow, task: TaskView | None, *, is_late: bool) -> bool:
+    """Whether all that the log tells of a request is there, and nobody else's."""
+    if task is None:
+        return is_late and row.phase == "cancelled"  # its client left before the server had begun
+    if not task.released or task.is_proved:
+        return task.released
+    if row.phase == "cancelled":
+        return not is_contested(stack_state.join, row, task, stack_state.requests, by_running=False)
+    if has_figures(row.answer):
+        return False
+    return is_late or not is_contested(stack_state.join, row, task, stack_state.requests, by_running=True)
+
+
+def _is_undecidable(stack_state: StackState, row: RequestRow, task: TaskView | None) -> bool:
+    """Whether the task of a cancelled request may as well be that of another, and no answer is left to tell."""
+    if task is None or row.phase != "cancelled" or not task.released or task.is_proved:
+        return False
+    join, rows = stack_state.join, stack_state.requests
+    contested = is_contested(join, row, task, rows, by_running=False)
+    return contested and not is_contested(join, row, task, rows, by_running=True)
 
 
 # --- whose the slots are ----------------------------------------------------------------------------------------------

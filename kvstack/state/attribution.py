@@ -6,7 +6,7 @@ The log names no request and the answer names no task.  What they share is exact
 likely owner as soon as it is launched (requests get tasks in the order in which they were sent), which is enough to
 show progress, and a proved one when the figures agree; either side may come first.  A likely owner that the figures
 contradict loses the task.  A task without figures, of a prompt that was refused or a client that left, goes to the
-request that ended so.
+request that ended so; as long as another request may turn out to be the owner, it is *contested*.
 
 A warm-up is a client too, of the stack's own: while the stack warms up before it serves, all tasks are its; later its
 task is found as a request's is, by the order of sending and then by the figures.
@@ -23,7 +23,7 @@ from typing import Any
 from kvstack.state import log_facts as facts
 from kvstack.state.events import AnswerSeen, WarmupEnded
 from kvstack.state.records import RequestRow, SlotView, TaskView
-from kvstack.state.request_stats import agrees, prompt_of
+from kvstack.state.request_stats import agrees, has_figures, prompt_of
 
 TASKS_KEPT = 64
 """Tasks of one run that may still meet their request."""
@@ -101,10 +101,14 @@ def settle(join: Join, rows: Sequence[RequestRow]) -> tuple[Join, frozenset[int]
         The new join, and the numbers of the requests that gained or lost a task.
     """
     changed: set[int] = set()
+    final = {row.id for row in rows if row.settled and row.work is not None}
+    for index, task in enumerate(join.tasks):
+        if task.owner in final and not task.is_proved:
+            join = join.with_task(index, replace(task, is_proved=True))
     proved = {task.owner for task in join.tasks if task.is_proved}
     for row in rows:
         answer = row.answer
-        if row.settled or answer is None or answer.evaluated_tokens is None:
+        if row.settled or answer is None or not has_figures(answer):
             continue  # (a settled row whose task is forgotten must not take a new one with the same figures)
         if row.id in proved or row.run != join.run:
             continue
@@ -124,22 +128,40 @@ def _claim_without_figures(join: Join, index: int, rows: Sequence[RequestRow], c
     task = join.tasks[index]
     if not task.released or task.is_proved or task.is_child or task.is_warmup:
         return join
-    if task.rejected is None and not (task.cancelled and task.owner is None):
+    if not (task.cancelled or task.rejected is not None or task.owner is None):
         return join
     owner = next((row for row in rows if row.id == task.owner), None)
-    if owner is not None and (not owner.is_over or _ended_alike(owner, task)):
+    # (A task is cancelled because its client left: that one is over by now.)
+    if owner is not None and ((not owner.is_over and not task.cancelled) or _ended_alike(owner, task)):
         return join
-    owned = {other.owner for other in join.tasks}
-    heir = next(
-        (row for row in rows if row.run == join.run and row.id not in owned and _ended_alike(row, task)),
-        None,
-    )
+    heir, lost = _heir(join, task, rows)
     if heir is None:
         if task.owner is None and task.rejected is not None and task.rejected in (join.warmup_refused or ""):
             return _hand_over(replace(join, warmup_refused=None), index, None, is_warmup=True)
         return join
     changed.update(number for number in (heir.id, task.owner) if number is not None)
-    return _hand_over(join, index, heir)
+    if lost is not None:
+        join = _hand_over(join, lost, owner)  # the two were mixed up
+    join = _hand_over(join, index, heir)
+    return join if lost is None or owner is not None else _claim_without_figures(join, lost, rows, changed)
+
+
+def _heir(join: Join, task: TaskView, rows: Sequence[RequestRow]) -> tuple[RequestRow | None, int | None]:
+    """The oldest request that ended as *task* did, and the place of the task that it has by mistake, if it has one."""
+    alike = [row for row in rows if row.run == join.run and _ended_alike(row, task)]
+    alike.sort(key=lambda row: row.answer is None or not agrees(row.answer, task, is_cut=True))
+    places = {other.owner: index for index, other in enumerate(join.tasks) if not other.is_child}
+    for row in alike:
+        if row.id not in places:
+            return row, None
+    for row in alike:
+        other = join.tasks[places[row.id]]
+        if row.settled or other.is_proved or other.rejected is not None or task.cancelled == other.cancelled:
+            continue
+        others = (free for free in rows if free.run == join.run and free.id not in places)
+        if task.cancelled or any(_ended_alike(free, other) for free in others):
+            return row, places[row.id]
+    return None, None
 
 
 def _ended_alike(row: RequestRow, task: TaskView) -> bool:
@@ -147,36 +169,107 @@ def _ended_alike(row: RequestRow, task: TaskView) -> bool:
         return False
     if task.rejected is not None:
         return row.phase == "failed" and row.error is not None and task.rejected in row.error
-    has_figures = row.answer is not None and row.answer.evaluated_tokens is not None
-    return row.phase == "cancelled" and not has_figures
+    if row.phase != "cancelled" or (row.answer is not None and agrees(row.answer, task, is_cut=True) is False):
+        return False
+    # A task may end just when its client leaves; what has begun to be answered certainly had one.
+    return task.cancelled or (row.status is not None and not row.settled)
+
+
+def is_contested(join: Join, row: RequestRow, task: TaskView, rows: Sequence[RequestRow], *, by_running: bool) -> bool:
+    """
+    Whether another request may turn out to own the task that a request is likely to own.
+
+    Args:
+        join: What is known.
+        row: The request, which is over.
+        task: Its task, which has ended and is not proved.
+        rows: All requests.
+        by_running: Ask only for requests that are not over yet.
+    """
+    return any(
+        _may_own(join, other, task)
+        for other in rows
+        if other.id in task.claimants and other.id != row.id and not (by_running and other.is_over)
+    )
+
+
+def _may_own(join: Join, other: RequestRow, task: TaskView) -> bool:
+    own = task_of(join, other.id)
+    if other.run != join.run or other.phase == "failed" or (own is not None and own.is_proved):
+        return False
+    if not other.is_over:
+        return not task.cancelled
+    if other.settled and other.work is not None:
+        return False
+    if other.answer is not None and agrees(other.answer, task, is_cut=other.phase == "cancelled") is False:
+        return False
+    return other.phase == "cancelled" or not task.cancelled
 
 
 def _prove(join: Join, row: RequestRow, answer: AnswerSeen, rows: Sequence[RequestRow], changed: set[int]) -> Join:
     own = next((index for index, task in enumerate(join.tasks) if task.owner == row.id), None)
-    found = own if own is not None and agrees(answer, join.tasks[own]) else None
+    found = _find(join, row, answer, own)
     if found is None:
-        found = next(
-            (
-                index
-                for index, task in enumerate(join.tasks)
-                if not task.is_proved and not task.is_child and agrees(answer, task)
-            ),
-            None,
-        )
-    if found is None:
-        if own is not None and join.tasks[own].released and agrees(answer, join.tasks[own]) is False:
-            join = _hand_over(join, own, None)
-            changed.add(row.id)
-        return join
+        is_cut = row.phase == "cancelled"
+        task = join.tasks[own] if own is not None and row.is_over else None
+        if own is None or task is None or not task.released or agrees(answer, task, is_cut=is_cut) is not False:
+            return join
+        other = _likely_exchange(join, row, answer, task, rows) if is_cut else None
+        if other is not None:
+            place = next(index for index, owned in enumerate(join.tasks) if owned.owner == other.id)
+            join = _hand_over(join, place, row)
+            changed.add(other.id)
+        changed.add(row.id)
+        return _hand_over(join, own, other)
     loser = join.tasks[found].owner
     if own is not None and own != found:
         # The two were mixed up: the other request gets what was taken for ours.
         heir = next((other for other in rows if other.id == loser), None)
         join = _hand_over(join, own, heir, is_warmup=join.tasks[found].is_warmup)
     join = _hand_over(join, found, row)
-    join = join.with_task(found, replace(join.tasks[found], is_proved=True))
+    task = join.tasks[found]
+    if _is_exact(answer, task) or row.phase == "done" or not is_contested(join, row, task, rows, by_running=False):
+        join = join.with_task(found, replace(task, is_proved=True))
     changed.update(number for number in (row.id, loser) if number is not None)
     return join
+
+
+def _likely_exchange(
+    join: Join, row: RequestRow, answer: AnswerSeen, task: TaskView, rows: Sequence[RequestRow]
+) -> RequestRow | None:
+    """The request that may own the task that contradicts *row*, and whose own task may be that of *row*."""
+    for other in rows:
+        own = task_of(join, other.id)
+        if own is None or other.settled or other.id == row.id or not {other.id, row.id} <= task.claimants:
+            continue
+        if _may_own(join, other, task) and agrees(answer, own, is_cut=True) is not False:
+            return other
+    return None
+
+
+def _find(join: Join, row: RequestRow, answer: AnswerSeen, own: int | None) -> int | None:
+    """The place of the task that the figures of an answer name: by its times, or else by its tokens."""
+    is_cut = row.phase == "cancelled"
+    places = [
+        index
+        for index, task in enumerate(join.tasks)
+        if not (task.is_proved or task.is_child) and agrees(answer, task, is_cut=is_cut)
+    ]
+    exact = [index for index in places if _is_exact(answer, join.tasks[index])]
+    if exact:
+        return own if own in exact else exact[0]
+    if own in places:
+        return own if row.is_over else None
+    if not row.is_over or (own is not None and not join.tasks[own].released):
+        return None  # its figures, or the answer's end, are still to come
+    if is_cut and own is None:
+        # Equal tokens of a prompt that others may have too take nothing away from them.
+        places = [index for index in places if join.tasks[index].owner is None]
+    return next(iter(places), None)
+
+
+def _is_exact(answer: AnswerSeen, task: TaskView) -> bool:
+    return answer.prefill_ms is not None and task.prefill_ms is not None
 
 
 def _hand_over(join: Join, index: int, row: RequestRow | None, *, is_warmup: bool = False) -> Join:
@@ -324,7 +417,8 @@ _TASK_CHANGES: Mapping[type[facts.LogFact], Callable[[TaskView, Any], TaskView]]
     facts.ChunkReused: lambda t, fact: replace(t, chunk_tokens=t.chunk_tokens + fact.tokens),
     facts.ContextShifted: lambda t, fact: replace(t, shifted_tokens=t.shifted_tokens + fact.discarded_tokens),
     facts.PromptTruncated: lambda t, fact: replace(t, truncated=True),
-    facts.TaskCancelled: lambda t, fact: replace(t, cancelled=True),
+    # (A client that leaves behind the last token is told of too.)
+    facts.TaskCancelled: lambda t, fact: t if t.released else replace(t, cancelled=True),
     facts.RequestRejected: lambda t, fact: replace(t, rejected=fact.text),
 }
 """What a fact changes of the task that it names."""
@@ -421,6 +515,7 @@ def _launch(join: Join, fact: facts.TaskLaunched, rows: Sequence[RequestRow], *,
         task=fact.task,
         is_child=fact.is_child,
         owner=owner.id if owner is not None else None,
+        claimants=frozenset(row.id for row in rows if row.api is not None and row.run == join.run and not row.settled),
         is_warmup=is_warmup,
         holder=slot.conversation,
         holder_request=slot.request,

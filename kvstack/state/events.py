@@ -132,6 +132,8 @@ class RequestReceived:
     difference: Difference | None = None
     """From its conversation's former request; None if it extends that.  Of one that begins a conversation: how its
     system text and tools differ from the most similar recent ones."""
+    head_fingerprint: str | None = None
+    """Digest of system texts and tools of one that begins a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,8 @@ class WarmupEnded:
     """End of the system and tools block in the prompt, where it is known: so much must be found cached later."""
     snapshot: Literal["saved", "restored"] | None = None
     """Whether the slot holds a prefix snapshot: made by this warm-up, or read from the disk; None for the chat form."""
+    head_fingerprint: str | None = None
+    """Digest of the system texts and tools that were warmed up."""
 
     @property
     def warm_tokens(self) -> int | None:

@@ -48,7 +48,7 @@ def explain(
         row: The request.
         before: The request of the same conversation that it could extend, if that is remembered.
         prefill_tokens_per_s: The prefill rate that this run measured.
-        slots: How many slots the server has.
+        slots: How many slots the server had that it was sent to; None if that is not known.
         attached: Whether the server is somebody else's, which keeps its own log.
     """
     parts = (
@@ -220,7 +220,7 @@ def _choice(row: RequestRow, task: TaskView, slots: int | None) -> Iterator[str]
         case "lcp" | "lcs":
             yield f"It chose slot {task.slot}{held}, because its content is most similar to this prompt{said}."
         case "lru":
-            if slots == 1:
+            if slots == 1 and task.slot == 0:
                 yield f"It took slot {task.slot}, its only one{held}{said or more}."
             else:
                 oldest = ", the least recently used" if slots is not None else ""
@@ -304,6 +304,13 @@ def _advice(row: RequestRow, log: str) -> Iterator[str]:
                     f"{_tokens(row.tokens.warm)} were warm, but this prompt is not the one that was warmed up{lost}."
                     " If it is this client's that should be warm, record one of its requests for warmup.request_file."
                 )
+            elif row.tokens.warm == 0 and row.has_warmed_head is False:
+                yield (
+                    "What is warmed up begins otherwise than this prompt. If it is this client's that should be warm,"
+                    " record one of its requests for warmup.request_file."
+                )
+            elif row.tokens.warm == 0 and row.has_warmed_head is None:
+                yield "More room for the RAM cache (server.cache_ram_mib) keeps what had to leave its slot."
             elif row.tokens.warm == 0:
                 yield (
                     "What had been warmed up had lost its slot to other conversations by then: `kvstack warmup`"

@@ -25,7 +25,10 @@ class TaskView:
     owner: int | None = None
     """Number of the request that it works for; None for one that did not come through the proxy."""
     is_proved: bool = False
-    """Whether figures of the answer prove the owner; before that it is only the likely one."""
+    """Whether figures of the answer prove the owner, or nobody else can own it; before that it is only the likely
+    one."""
+    claimants: frozenset[int] = field(default=frozenset(), metadata=INTERNAL)
+    """Numbers of the requests that were waiting when the log told of its launch: one of them owns it."""
     is_warmup: bool = False
     """The owner is the stack's own warm-up; while clients are served that too has to be proved."""
     how: str | None = None
@@ -169,10 +172,14 @@ class RequestRow:
     timing: Timing = Timing()
     change: Change = Change()
     stripped: Stripped = field(default_factory=Stripped)
+    has_warmed_head: bool | None = None
+    """Whether its system texts and tools are those that the warm-up evaluates; None if that is not known."""
     work: TaskView | None = None
     """What the log said of its task."""
     answer: AnswerSeen | None = field(default=None, metadata=INTERNAL)
     """What the answer said of itself."""
+    head_fingerprint: str | None = field(default=None, metadata=INTERNAL)
+    """Digest of system texts and tools, as its conversation began."""
     is_counted: bool = field(default=False, metadata=INTERNAL)
     """Whether its seconds are in the totals: they do not change any more."""
 
@@ -281,6 +288,8 @@ class WarmupView:
     detail: str = ""
     is_running: bool = False
     """Whether another one is under way."""
+    head_fingerprint: str | None = field(default=None, metadata=INTERNAL)
+    """Digest of the system texts and tools that it evaluated."""
 
     @property
     def warm_tokens(self) -> int | None:

@@ -177,6 +177,7 @@ def _warmed(stack_state: StackState, event: WarmupEnded) -> StackState:
         duration_ms=event.duration_ms,
         boundary_tokens=event.boundary_tokens,
         snapshot=event.snapshot,
+        head_fingerprint=event.head_fingerprint,
         detail=event.detail,
     )
     join = end_warmup(stack_state.join, event)
@@ -227,6 +228,7 @@ def _received(stack_state: StackState, event: RequestReceived) -> StackState:
         stream=event.stream,
         items=event.items,
         run=stack_state.join.run,
+        head_fingerprint=_head_fingerprint(event, former),
         change=Change(event.difference, before, repeats=any(row.items >= event.items for row in former)),
         stripped=Stripped(event.ts_removed, event.msg_ids_removed, event.items_modified, hits),
     )
@@ -250,11 +252,24 @@ def _received(stack_state: StackState, event: RequestReceived) -> StackState:
     return replace(stack_state, totals=totals, settled_totals=settled, requests=requests)
 
 
+def _head_fingerprint(event: RequestReceived, former: list[RequestRow]) -> str | None:
+    if event.head_fingerprint is not None or not former or (event.difference and event.difference.is_in_head):
+        return event.head_fingerprint
+    return former[-1].head_fingerprint
+
+
 def _forwarded(row: RequestRow, stack_state: StackState) -> RequestRow:
     if row.is_over:
         return row
     tokens = replace(row.tokens, warm=warm_tokens(stack_state))
-    return replace(row, phase="forwarded", run=stack_state.join.run, tokens=tokens)
+    ours, warmed = row.head_fingerprint, stack_state.warmup.head_fingerprint
+    return replace(
+        row,
+        phase="forwarded",
+        run=stack_state.join.run,
+        tokens=tokens,
+        has_warmed_head=None if None in {ours, warmed} else ours == warmed,
+    )
 
 
 def _ended(row: RequestRow, event: RequestEnded) -> RequestRow:
@@ -309,10 +324,12 @@ def _with_row(stack_state: StackState, index: int, row: RequestRow) -> StackStat
 
 
 def _count_late(stack_state: StackState, now_s: float) -> StackState:
-    """Count the seconds of requests whose log has not come: they shall not be missing for ever."""
+    """Count requests whose log has not come: they shall not be missing for ever."""
     for index, row in enumerate(stack_state.requests):
-        if row.verdict is not None and not row.is_counted and is_late(row, now_s):
-            stack_state = _with_row(stack_state, index, replace(row, is_counted=True))
+        waits = not row.is_counted or row.phase == "cancelled"
+        if row.verdict is not None and not row.settled and waits and is_late(row, now_s):
+            late = judged(stack_state, row, is_late=True)
+            stack_state = _with_row(stack_state, index, replace(late, is_counted=True))
     return stack_state
 
 
@@ -322,7 +339,9 @@ def _rejoin(stack_state: StackState, requests: Iterable[int]) -> StackState:
     if join is not stack_state.join:
         join = claim_warmup(join)
         stack_state = replace(stack_state, join=join, log=replace(stack_state.log, unclaimed_tasks=join.unclaimed))
-    for request in dict.fromkeys([*requests, *sorted(changed)]):
+    # Whatever happens may decide whose the task of a request is that is over.
+    waiting = [row.id for row in stack_state.requests if row.is_over and not row.settled]
+    for request in dict.fromkeys([*requests, *sorted(changed), *waiting]):
         stack_state = _recompose(stack_state, request)
     return stack_state
 

@@ -95,16 +95,34 @@ def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
-def agrees(answer: AnswerSeen, task: TaskView) -> bool | None:
-    """Whether an answer and a task are of one piece; None while that cannot be told."""
-    if answer.evaluated_tokens is None or task.evaluated_tokens is None:
+def has_figures(answer: AnswerSeen | None) -> bool:
+    """Whether an answer says what was evaluated for it."""
+    return answer is not None and answer.evaluated_tokens is not None
+
+
+def agrees(answer: AnswerSeen, task: TaskView, *, is_cut: bool = False) -> bool | None:
+    """
+    Whether an answer and a task are of one piece; None while that cannot be told.
+
+    Args:
+        answer: What the answer said.
+        task: What the log says.
+        is_cut: Whether the client left before the answer's end: the task may have done less of the prompt than the
+            answer announced, and generated more than the answer tells of.
+    """
+    ours, theirs = answer.evaluated_tokens, task.evaluated_tokens
+    if task.cancelled and not is_cut:
+        return False
+    if ours is None or theirs is None:
         return None
-    if answer.evaluated_tokens != task.evaluated_tokens:
+    if ours != theirs and not (is_cut and task.cancelled and theirs < ours):
         return False
-    if answer.generated_tokens is not None and task.generated_tokens not in {None, answer.generated_tokens}:
-        return False
-    times = ((answer.prefill_ms, task.prefill_ms), (answer.decode_ms, task.decode_ms))
-    if any(ours is not None and theirs is not None and abs(ours - theirs) > _MS_PRINTED for ours, theirs in times):
+    times = [(answer.prefill_ms, task.prefill_ms)]
+    if not is_cut:
+        if answer.generated_tokens is not None and task.generated_tokens not in {None, answer.generated_tokens}:
+            return False
+        times.append((answer.decode_ms, task.decode_ms))
+    if any(said is not None and logged is not None and abs(said - logged) > _MS_PRINTED for said, logged in times):
         return False
     if answer.prefill_ms is not None and task.prefill_ms is not None:
         return True

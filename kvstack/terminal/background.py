@@ -83,6 +83,8 @@ class _Said:
         self.path = self._directory / f"up.{os.getpid()}.log"
         self.is_kept = False
         self._open = contextlib.ExitStack()
+        self._unchanged = contextlib.ExitStack()
+        self._start = self._unchanged.enter_context(directory.unchanged_if_refused())
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._sweep()
@@ -114,6 +116,7 @@ class _Said:
         if self.is_kept:
             return
         self.is_kept = True
+        self._start.may_be_refused = False
         final = self._directory / "up.log"
         with contextlib.suppress(OSError):  # Windows renames no open file: there it keeps its name
             self.path.replace(final)
@@ -142,12 +145,12 @@ class _Said:
     def _close(self) -> None:
         with contextlib.suppress(OSError):  # what could not be written is tried again
             self._open.close()
-        if self.is_kept:
-            return
-        # All of it was shown; and where no stack of this name has ever run, its directory goes too.
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
-            self._directory.rmdir()
+        if not self.is_kept:
+            # All of it was shown; and where no stack of this name has ever run, its directory goes too.
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+                self._directory.rmdir()
+        self._unchanged.close()
 
 
 def _follow(

@@ -66,15 +66,15 @@ class Warmer:
         try:
             # Through the rules that traffic goes through: only the same bytes are the same prefix.
             rewritten = self._rewrite(request.body, request.path, list(request.headers))
+            head = rewritten.head_fingerprint
             why_chat_form = ""
             if self._snapshots is not None:
                 try:
-                    return await self._snapshots.warm_up(
-                        replace(request, body=rewritten.body), rewritten.head_fingerprint
-                    )
+                    ended = await self._snapshots.warm_up(replace(request, body=rewritten.body), head)
+                    return replace(ended, head_fingerprint=head)
                 except NoSnapshot as error:
                     why_chat_form = f"no snapshot: {error}" if str(error) else ""
-            return await self._send_chat_form(request, begun, why_chat_form)
+            return replace(await self._send_chat_form(request, begun, why_chat_form), head_fingerprint=head)
         except UpstreamError as error:
             return WarmupEnded(time.time(), "failed", detail=str(error))
 

@@ -145,6 +145,7 @@ async def proxy(
     ready_timeout_s: float = 0.2,
     upstream_port: int | None = None,
     keep_bodies: int = 0,
+    is_stopping: bool = False,
     slot_actions: bool = True,
     keys: Keys | None = None,
 ) -> AsyncIterator[Running]:
@@ -170,6 +171,7 @@ async def proxy(
         ready_timeout_s=ready_timeout_s,
         cors_origins=cors_origins,
         log=RequestLog(keep_bodies),
+        is_stopping=lambda: is_stopping,
         slot_actions=slot_actions,
         keys=keys,
     )

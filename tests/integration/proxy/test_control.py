@@ -24,7 +24,7 @@ from kvstack.state.events import (
     StateChanged,
 )
 from kvstack.state.lifecycle import State
-from kvstack.state.log_facts import SlotSelected, TaskLaunched
+from kvstack.state.log_facts import SlotSelected, SlotsInitialised, TaskLaunched
 from tests.integration.proxy.proxy_rig import (
     BODY,
     CHAT,
@@ -238,6 +238,26 @@ async def test_a_request_is_explained_and_its_text_needs_the_token() -> None:
         for unknown in ("3", "0", "x", "-1", "99999999999999999999999", "%C2%B2"):
             status, _, _ = await exchange(running.port, http("GET", f"/kvstack/requests/{unknown}"))
             assert status == 404
+
+
+async def test_slots_of_another_server_explain_nothing() -> None:
+    """The server was started again with one slot: that says nothing of a request that its former one had."""
+    async with proxy(None) as running:
+        publish = running.stack.bus.publish
+        told = []
+        for run, slots in ((1, 4), (2, 1)):
+            publish(StateChanged(1.0, State.BACKOFF, "died"))
+            publish(ServerSpawned(1.0, 4000 + run, ("llama-server",)))
+            publish(LogFactSeen(1.0, run, SlotsInitialised(slots)))
+            publish(replace(RECEIVED, id=run))
+            publish(RequestForwarded(1.0, run))
+            publish(LogFactSeen(1.0, run, SlotSelected(0, "lru")))
+            publish(LogFactSeen(1.0, run, TaskLaunched(0, 7)))
+            publish(RequestEnded(2.0, run, 502, "failed"))
+        for number in (1, 2):
+            _, _, body = await exchange(running.port, http("GET", f"/kvstack/requests/{number}"))
+            told.append("its only one" in json.dumps(json.loads(body)["data"]["explanation"]))
+    assert told == [False, True]
 
 
 async def test_last_is_the_newest_request_and_its_verdict_is_waited_for() -> None:

@@ -165,6 +165,39 @@ async def test_the_upstream_is_closed_when_the_client_leaves_in_mid_stream() -> 
         await asyncio.wait_for(stub.closed_by_peer.wait(), 5)
 
 
+_LAST = {
+    CHAT: b"data: [DONE]",
+    "/v1/responses": b'event: response.completed\ndata: {"type": "response.completed", "response": {}}',
+    "/v1/messages": b'event: message_stop\ndata: {"type": "message_stop"}',
+    "/completion": b'data: {"content": "", "stop": true}',
+}
+
+
+@pytest.mark.parametrize("path", _LAST)
+@pytest.mark.parametrize("last", [True, False])
+async def test_a_client_that_leaves_behind_the_last_event_has_its_answer(path: str, last: bool) -> None:
+    """Many clients close at the last event and wait for no line end; before it an answer is cut off."""
+    event = _LAST[path] if last else b'data: {"type": "x"}'
+
+    async def unfinished(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+        await writer.drain()
+        await asyncio.sleep(60)
+
+    async with run_stub(unfinished) as stub, proxy(stub) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http("POST", path, BODY))
+        await asyncio.wait_for(reader.readuntil(event), 5)
+        writer.close()
+        await asyncio.wait_for(stub.closed_by_peer.wait(), 5)
+        while not running.of(RequestEnded):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    (ended,) = running.of(RequestEnded)
+    assert isinstance(ended, RequestEnded)
+    assert (ended.status, ended.outcome) == (200, "done" if last else "cancelled")
+
+
 async def test_a_waiting_request_of_a_client_that_left_never_reaches_the_upstream() -> None:
     """FR-36: the server must not work for nobody."""
     ready = asyncio.Event()
@@ -263,6 +296,21 @@ async def test_a_model_request_waits_for_the_server_and_then_gets_503() -> None:
     assert asked == [pytest.approx(0.2, abs=0.05)]
     assert ("retry-after", "5") in headers
     assert stub.connections == 0
+
+
+@pytest.mark.parametrize(("stopping", "words"), [(False, "not ready yet"), (True, "the stack is stopping")])
+async def test_a_request_that_finds_no_server_is_told_why(stopping: bool, words: str) -> None:
+    """Who asks a stack that is about to end is not told to wait for it."""
+
+    async def never(_: float) -> bool:
+        return False
+
+    async with proxy(None, wait_ready=never, is_stopping=stopping) as running:
+        status, _, body = await exchange(running.port, http("POST", CHAT, BODY))
+    assert (status, words in body.decode()) == (503, True)
+    (ended,) = running.of(RequestEnded)
+    assert isinstance(ended, RequestEnded)
+    assert words in (ended.error or "")
 
 
 @pytest.mark.parametrize("path", ["/", "/api/hello", "/health", "/v1/messages"])

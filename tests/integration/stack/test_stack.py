@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvstack.config.parse import parse_config
-from kvstack.errors import ExitCode, StartFailed
-from kvstack.rundir import RunDir, names
+from kvstack.errors import ExitCode, PortTaken, StartFailed
+from kvstack.rundir import EndFile, RunDir, RunFile, last_used, names
 from kvstack.stack.plan import make_plan
 from kvstack.stack.stack import Stack
 from kvstack.state.events import StateChanged
@@ -114,6 +116,13 @@ async def test_a_stop_cuts_a_stream_that_goes_on() -> None:
         assert not (await asyncio.wait_for(asking, 5)).endswith(b"0\r\n\r\n")
 
 
+async def test_the_proxy_knows_that_the_stack_stops() -> None:
+    """A request that comes then is told so, and not to try again later."""
+    async with run_stub(answer(b"{}")) as stub, running(stub, closed_port()) as stack:
+        assert not stack._forward._is_stopping()
+    assert stack._forward._is_stopping()
+
+
 async def exchange_raw(port: int) -> bytes:
     """Everything that comes until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -162,6 +171,26 @@ async def test_word_of_an_end_is_left_for_errors_alone(monkeypatch: pytest.Monke
         assert RunDir("t").read_end() is None
 
 
+@pytest.mark.parametrize("name", ["t", "other"])
+async def test_a_start_that_is_refused_leaves_the_record_of_the_last_run_alone(name: str) -> None:
+    """Somebody has the port: what is told of later is still the stack that ran last, and how it ended."""
+    directory = RunDir("t")
+    directory.path.mkdir(parents=True)
+    end = EndFile("t", 1, 1.0, 2.0, "/t.toml", "It was lost", "exit status 1", "Look at its log.")
+    killed = RunFile("t", 2**22 + 1, 1.0, "http://127.0.0.1:1", "token", "/t.toml", "/t.log", "1")
+    directory.write_end(end)
+    directory.write(killed)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = make_stack(closed_port(), taken.getsockname()[1], f"name={name}")
+        with pytest.raises(PortTaken):
+            await refused.run()
+    assert (directory.read_end(), directory.read()) == (end, killed)
+    assert RunDir("other").read_end() is None
+    assert last_used() == "t"
+    async with run_stub(answer(b"{}")) as stub, running(stub, closed_port()):
+        assert directory.read_end() is None
+
+
 async def test_a_warm_up_that_is_off_at_the_start_can_be_asked_for() -> None:
     """`warmup.enabled = false` means not by itself."""
 
@@ -176,3 +205,13 @@ async def test_a_warm_up_that_is_off_at_the_start_can_be_asked_for() -> None:
         assert asked(stub) == [f"POST {CHAT} HTTP/1.1"]
     async with run_stub(answer(b"{}")) as stub, running(stub, closed_port(), "warmup.enabled=false") as stack:
         assert (await stack.warm_up()).outcome == "no prefix known"
+
+
+async def test_the_stack_knows_whose_prefix_is_warm() -> None:
+    """A request is laid beside what was warmed up: system texts and tools, whatever else is in the two."""
+    port = closed_port()
+    async with run_stub(answer(b"{}")) as stub, running(stub, port, "warmup.system_prompt=You help.") as stack:
+        for text in ("You help.", "You do not."):
+            messages = [{"role": "system", "content": text}, {"role": "user", "content": "What is it?"}]
+            await exchange(port, http("POST", CHAT, json.dumps({"messages": messages, "temperature": 0.5}).encode()))
+        assert [row.has_warmed_head for row in stack.stack_state().requests] == [True, False]

@@ -211,7 +211,16 @@ def _without_internals(stack_state: StackState) -> StackState:
         join=Join(),
         settled_totals=Totals(),
         server=replace(stack_state.server, argv=()),
-        requests=tuple(replace(row, answer=None, is_counted=False) for row in stack_state.requests),
+        requests=tuple(
+            replace(
+                row,
+                answer=None,
+                is_counted=False,
+                head_fingerprint=None,
+                work=None if row.work is None else replace(row.work, claimants=frozenset()),
+            )
+            for row in stack_state.requests
+        ),
     )
 
 

@@ -67,6 +67,7 @@ class Story:
         difference: Difference | None = None,
         api: str | None = "chat",
         client: str | None = "openclaw",
+        head: str | None = None,
     ) -> int:
         """Let a client send a request; return its number."""
         self.numbers += 1
@@ -89,6 +90,7 @@ class Story:
                 (),
                 side,
                 difference,
+                head,
             )
         )
         self.emit(RequestForwarded(self.now_s, number))
@@ -199,21 +201,25 @@ class Story:
         side: str | None = None,
         difference: Difference | None = None,
         generated: int = 8,
+        head: str | None = None,
     ) -> RequestRow:
         """One whole request, from the client to the end of the log."""
-        number = self.ask(conversation, items=items, side=side, difference=difference)
+        number = self.ask(conversation, items=items, side=side, difference=difference, head=head)
         task = self.launch(slot, how, cached / prompt if similarity is None else similarity, between=between)
         self.finish(task, prompt, cached, slot=slot, generated=generated)
         self.answer(number, prompt, cached, generated=generated)
         self.end(number)
         return self.row(number)
 
-    def warm(self, prompt: int, *, boundary: int | None = None) -> None:
+    def warm(self, prompt: int, *, boundary: int | None = None, head: str | None = None) -> None:
         """Let the stack warm up."""
         self.emit(StateChanged(self.now_s, State.WARMING, ""))
         task = self.launch(0, "lru")
         self.finish(task, prompt, 0, generated=1)
-        self.emit(WarmupEnded(self.now_s, "done", prompt, prompt, self.prefill_ms(prompt), boundary_tokens=boundary))
+        took_ms = self.prefill_ms(prompt)
+        self.emit(
+            WarmupEnded(self.now_s, "done", prompt, prompt, took_ms, boundary_tokens=boundary, head_fingerprint=head)
+        )
         self.emit(StateChanged(self.now_s, State.READY, ""))
 
     def row(self, number: int) -> RequestRow:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kvstack.state.events import AnswerSeen, WarmupEnded, WarmupStarted, WarmupStepped
+from kvstack.state.events import AnswerSeen, MemorySampled, WarmupEnded, WarmupStarted, WarmupStepped
 from kvstack.state.status_json import encode
 from tests.unit.state.rows import slot_of, task_of
 from tests.unit.state.story import Story
@@ -500,3 +500,107 @@ def test_a_warm_up_that_was_refused_is_no_bypass(lags: bool) -> None:
     assert story.stack_state.log.unclaimed_tasks == 0
     _refuse(story, 3035)  # once more, and nobody's
     assert story.stack_state.log.unclaimed_tasks == 1
+
+
+# Concurrent requests, some of which lose their client: equal prompts give equal figures.
+
+
+def _cancel(story: Story, task: int, slot: int, tokens: int, prompt: int = 1000) -> None:
+    head = f"id  {slot} | task {task} | "
+    story.log(f"slot   operator(): {head}new prompt, n_ctx_slot = 65536, n_keep = 0, task.n_tokens = {prompt}")
+    story.log(f"slot   operator(): {head}cached n_tokens = 0, memory_seq_rm [0, end)")
+    story.log(f"srv          stop: cancel task, id_task = {task}")
+    story.log(f"slot      release: {head}stop processing: n_tokens = {tokens}, truncated = 0")
+
+
+def _leave(story: Story, number: int, *, usage: bool) -> None:
+    """The client leaves during the answer; the Messages API has told the prompt's figures by then."""
+    story.emit(AnswerSeen(number, 1000, 0, 1000, 0) if usage else AnswerSeen(number))
+    story.end(number, "cancelled", 200)
+
+
+def _wait(story: Story) -> None:
+    story.now_s += 10.0
+    story.emit(MemorySampled(story.now_s, 1))
+    story.emit(MemorySampled(story.now_s, 2))
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_cancelled_stream_beside_an_equal_one(swapped: bool, usage: bool) -> None:
+    """A stream that lost its client gets the task that was cancelled, not the one that its equal needs."""
+    story = Story()
+    left, stayed = story.ask("left"), story.ask("stayed")
+    tasks = {slot: story.launch(slot) for slot in ((1, 0) if swapped else (0, 1))}
+    _leave(story, left, usage=usage)
+    story.finish(tasks[1], 1000, 0, slot=1, detailed=True)
+    _cancel(story, tasks[0], 0, 1003)
+    story.answer(stayed, 1000, 0)
+    story.end(stayed)
+    assert [task_of(story.row(number)) for number in (left, stayed)] == [tasks[0], tasks[1]]
+    assert [story.row(number).tokens.evaluated for number in (left, stayed)] == [1000, 1000]
+    assert story.row(left).settled
+    assert story.row(stayed).settled
+    assert story.stack_state.log.unclaimed_tasks == 0
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_a_client_that_leaves_with_the_last_token(usage: bool) -> None:
+    """Its task ends as any other does; that is its own, and the equal one beside it keeps its figures."""
+    story = Story()
+    left, stayed = story.ask("left"), story.ask("stayed")
+    stayeds, lefts = story.launch(1), story.launch(0)
+    story.finish(lefts, 1000, 0, slot=0, generated=5)
+    _leave(story, left, usage=usage)
+    assert not story.row(left).settled
+    story.finish(stayeds, 1000, 400, slot=1)
+    story.answer(stayed, 1000, 400)
+    story.end(stayed)
+    assert [task_of(story.row(number)) for number in (left, stayed)] == [lefts, stayeds]
+    assert story.row(left).tokens.generated == (0 if usage else 5)
+    assert story.row(left).settled
+    assert story.stack_state.log.unclaimed_tasks == 0
+
+
+def test_two_cancelled_streams_that_nothing_tells_apart() -> None:
+    """Neither shows figures that may be the other's, both settle after the usual wait, and nobody is a stranger."""
+    story = Story()
+    numbers = [story.ask("one"), story.ask("two")]
+    tasks = [story.launch(0), story.launch(1)]
+    for number in numbers:
+        _leave(story, number, usage=False)
+    _cancel(story, tasks[0], 0, 512)
+    _cancel(story, tasks[1], 1, 900)
+    assert not any(story.row(number).settled for number in numbers)
+    _wait(story)
+    rows = [story.row(number) for number in numbers]
+    assert [(row.settled, row.verdict, task_of(row), row.tokens.evaluated) for row in rows] == [
+        (True, "CANCELLED", None, None)
+    ] * 2
+    assert story.stack_state.log.unclaimed_tasks == 0
+
+
+def test_cancelled_one_after_the_other() -> None:
+    """Who came after a task had begun has no claim to it: both get their figures at once."""
+    story = Story()
+    for slot, tokens in ((0, 512), (1, 900)):
+        number = story.ask()
+        task = story.launch(slot)
+        _leave(story, number, usage=False)
+        _cancel(story, task, slot, tokens)
+        row = story.row(number)
+        assert (row.settled, task_of(row), row.tokens.evaluated) == (True, task, tokens)
+
+
+@pytest.mark.parametrize("status", [None, 200])
+def test_a_client_that_left_before_the_server_began(status: int | None) -> None:
+    """No task ever comes: after the usual wait the request is settled as cancelled, without figures."""
+    story = Story()
+    number = story.ask()
+    story.turn(900, 0, conversation="other")
+    story.end(number, "cancelled", status)
+    assert not story.row(number).settled
+    _wait(story)
+    row = story.row(number)
+    assert (row.settled, row.verdict, row.tokens.prompt, task_of(row)) == (True, "CANCELLED", None, None)
+    assert story.stack_state.counters.verdicts["CANCELLED"] == 1

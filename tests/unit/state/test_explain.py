@@ -10,7 +10,7 @@ import pytest
 from kvstack.state.causes import Cause
 from kvstack.state.events import Difference
 from kvstack.state.explain import Explanation, explain, reason_words
-from kvstack.state.records import RequestRow
+from kvstack.state.records import RequestRow, TaskView
 from kvstack.state.status_json import encode
 from kvstack.state.verdict import Verdict
 from tests.unit.state.rows import changed, request_row
@@ -310,14 +310,29 @@ def test_cold_beside_a_warm_prefix() -> None:
 
 
 def test_cold_after_the_warm_prefix_lost_its_slot() -> None:
-    """Nobody can tell then whether the prompt is the warmed one; that it is gone is what helps."""
+    """To warm up again helps a prompt that begins with the warmed prefix, also in a later turn."""
     story = Story()
-    story.warm(5000, boundary=4900)
-    story.turn(3000, 5, how="lru", conversation="a")
-    row = story.turn(5010, 5, how="lru", conversation="b")
-    assert row.verdict == "COLD"
+    story.warm(5000, boundary=4900, head="warmed")
+    story.turn(3000, 5, how="lru", conversation="a", head="other")
+    row = story.turn(5010, 5, how="lru", conversation="b", head="warmed")
+    assert (row.verdict, row.has_warmed_head) == ("COLD", True)
     assert "had lost its slot" in part(told(story, row.id), "What to do")
+    assert "`kvstack warmup`" in part(told(story, row.id), "What to do")
     assert "another one" not in whole(told(story, row.id))
+    story.turn(3000, 5, how="lru", conversation="a2", head="other")
+    assert story.turn(5050, 5, how="lru", conversation="b", items=4).has_warmed_head
+
+
+@pytest.mark.parametrize(("head", "advice"), [("other", "warmup.request_file"), (None, "server.cache_ram_mib")])
+def test_to_warm_up_again_helps_no_prompt_that_begins_otherwise(head: str | None, advice: str) -> None:
+    """What `kvstack warmup` evaluates is of no use to another client's system text and tools."""
+    story = Story()
+    story.warm(5000, boundary=4900, head="warmed")
+    story.turn(3000, 5, how="lru", conversation="a", head=head)
+    row = story.turn(5010, 5, how="lru", conversation="b", head=head)
+    assert row.verdict == "COLD"
+    assert "kvstack warmup" not in whole(told(story, row.id))
+    assert advice in part(told(story, row.id), "What to do")
 
 
 def test_cold_beside_a_conversation_that_began_warm() -> None:
@@ -365,6 +380,12 @@ def test_one_slot_is_not_unused_for_longest(slots: int | None, oldest: bool) -> 
     server = part(told(story, story.turn(2000, 5, how="lru", conversation="b").id), "What the server did")
     assert ("the least recently used" in server) == oldest
     assert ("its only one" in server) == (slots == 1)
+
+
+def test_slot_2_is_not_the_only_one() -> None:
+    """What was said of the slots may be old: a slot beyond the first shows that there are several."""
+    row = request_row(verdict=Verdict.COLD, work=TaskView(2, 7, how="lru"))
+    assert "its only one" not in part(explain(row, slots=1), "What the server did")
 
 
 def test_the_rate_reproduces_what_was_saved() -> None:

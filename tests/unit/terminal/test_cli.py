@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -416,6 +417,35 @@ def test_check_says_what_is_not_here(
     assert run("check", str(path), "--json") == 0
     missing = json.loads(capsys.readouterr().out)["data"]["missing"]
     assert [item["what"] for item in missing] == ["llama-server was not found", what]
+
+
+def test_check_says_what_a_start_would_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would start, somebody has its port, or it runs already: then what is so after its end."""
+    path = tmp_path / "box.toml"
+
+    def checked(*more: str) -> str:
+        assert run("check", str(path), *more) == 0
+        return capsys.readouterr().out
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path.write_text(CONFIG.replace("port = 18", f"port = {port}"))
+        said = checked()
+        assert "on this machine it would not start" in said
+        assert f"in the way: The proxy's port {port}" in said
+        assert str(port) in json.loads(checked("--json"))["data"]["refused"]["what"]
+        write_run_file("box")
+        said = checked()
+    assert f"It runs already: pid {os.getpid()}" in said
+    assert "A second start would be refused" in said
+    assert "nothing that was found would keep it from starting with this file" in said
+    assert "in the way" not in said
+    assert json.loads(checked("--json"))["data"]["running"]["pid"] == os.getpid()
+    path.write_text('[server]\nmodel = "none.gguf"\nbinary = "./nowhere"\n')
+    assert "After `kvstack down box` it would not start on this machine" in checked()
+    RunDir("box").clear()
+    path.write_text(CONFIG.replace("port = 18", f"port = {port}"))
+    assert "It does not run. Nothing was found that would keep it from starting." in checked()
 
 
 def test_check_refuses_an_argument_also_without_a_binary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
